@@ -1,11 +1,13 @@
 """Setup shared by all tests: offline hub, ONNX engine, default Ctrl-C handling, derandomized Hypothesis."""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,9 +15,13 @@ from hypothesis import settings
 # Before OpenMP is loaded: torch's threads wait for each other where two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from edgedecode.cli import main
 from tests.demo_pair import write_demo_pair
 from tests.hub import Hub
 from tests.made_once import made_once, run_folder
+
+Refusal = Callable[..., str]
+Told = Callable[..., Any]
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
@@ -58,3 +64,28 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
 def tables_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a command with `--json` print its tables too, so that one slow run serves the tests of both."""
     monkeypatch.setattr("edgedecode.cli.json_alone", nullcontext)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Run a command that is refused; return its error, which is one line."""
+
+    def refusal(*words: object) -> str:
+        assert main([*map(str, words)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("edgedecode: ")
+        assert error.count("\n") == 1, error
+        return error
+
+    return refusal
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Run a command with --json; return what it prints so."""
+
+    def told(*words: object, code: int = 0) -> Any:
+        assert main([*map(str, words), "--json"]) == code
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return told

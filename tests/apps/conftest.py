@@ -1,6 +1,5 @@
 """Fixtures for the verbs: a toy pair in this process, and a real pack in child processes."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,14 +14,11 @@ import pytest
 import edgedecode
 from edgedecode import Pair
 from edgedecode.apps.chat.conversation import Conversation
-from edgedecode.cli import main
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from tests.apps.chat_script import conversation_of
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
-Refusal = Callable[..., str]
-Told = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
@@ -82,31 +78,6 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
 def chat(toy: Pair) -> Conversation:
     """A chat on the toy pair; `talk` runs it on scripted input."""
     return conversation_of(toy)
-
-
-@pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Run a command that is refused; return its error, which is one line."""
-
-    def refusal(*words: object) -> str:
-        assert main([*map(str, words)]) == 1
-        error = capsys.readouterr().err
-        assert error.startswith("edgedecode: ")
-        assert error.count("\n") == 1, error
-        return error
-
-    return refusal
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Run a command with --json; return what it prints so."""
-
-    def told(*words: object, code: int = 0) -> Any:
-        assert main([*map(str, words), "--json"]) == code
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    return told
 
 
 def command_line(words: Sequence[str]) -> list[str]:

@@ -13,8 +13,8 @@ from edgedecode import LoadOptions
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.pack.manifest import MANIFEST_NAME
-from tests.apps.conftest import Refusal
 from tests.apps.packs import change_manifest, contents
+from tests.conftest import Refusal
 from tests.hub import Hub, check_download
 from tests.peft_folders import write_peft
 

@@ -20,13 +20,13 @@ from edgedecode.bench.measure.structured import WAYS
 from edgedecode.bench.measure.timed_answers import Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
-from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
+from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.engines.registry import drafter_names
 from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.text.prompts import Prompt, read_prompts
-from tests.apps.conftest import Told
+from tests.conftest import Told
 from tests.peft_folders import list_adapter, write_peft
 
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
@@ -218,12 +218,6 @@ PROMPT = Prompt("chat", (), ("hello there", "and again"))
 def short(**changes: object) -> Settings:
     given = {"prompts": (PROMPT,), "drafters": ("suffix",), "lengths": (2,), "repetitions": 1, "max_tokens": 40}
     return settings(**given | {"context": 1024} | changes)
-
-
-def test_arms_are_plain_scheduled_and_optionally_fixed() -> None:
-    assert arms_of(short()) == (PLAIN, SCHEDULED, Arm("suffix", 2))
-    assert arms_of(short(fixed=False)) == (PLAIN, SCHEDULED)
-    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm("suffix", 2))] == ["plain", "scheduled", "suffix 2"]
 
 
 # -- equal conditions --------------------------------------------------------------------------------------------------

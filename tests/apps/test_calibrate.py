@@ -25,6 +25,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.switch_choice import CAREFUL, switch_rule
 from edgedecode.switching.rule import SIGNALS
 from edgedecode.user_notices import NOTICES
+from tests.conftest import Refusal
 
 PROMPTS = Path(bundled_prompts.__file__).parent / "prompts.jsonl"
 FEW = ("--limit", "44", "-n", "12", "--runtime", "onnx")
@@ -151,11 +152,10 @@ LONG = json.dumps({"question": "a fox " * 3000, "answer": "y"})
     ids=["empty", "too few", "no accuracy", "too long"],
 )
 def test_calibrate_refuses_prompts_that_measure_nothing(
-    content: str, words: str, pack_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, words: str, pack_copy: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content, encoding="utf-8")
     before = (pack_copy / "edgedecode.json").read_bytes()
-    assert main(["calibrate", str(pack_copy), "--prompts", str(file), "--runtime", "onnx", "-n", "4"]) == 1
-    assert words in capsys.readouterr().err
+    assert words in refusal("calibrate", str(pack_copy), "--prompts", str(file), "--runtime", "onnx", "-n", "4")
     assert (pack_copy / "edgedecode.json").read_bytes() == before

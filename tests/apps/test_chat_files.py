@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,11 +84,7 @@ def test_load_messages_refuses_a_file_that_cannot_fit_the_context(tmp_path: Path
 def test_save_messages_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "one")])
-
-    def full(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         save_messages(file, [Message("user", "two")])
     assert load_messages(file) == [Message("user", "one")]

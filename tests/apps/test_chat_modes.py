@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -160,12 +161,8 @@ def test_slash_mode_that_cannot_go_back_either_keeps_the_messages_for_another_tr
 ) -> None:
     chat = talk(conversation_of(toy, SCHEDULED), "hello")
     messages = chat.session.messages
-
-    def refused(*words: object, **options: object) -> object:
-        raise BudgetExceeded("no memory", table="")
-
     with monkeypatch.context() as patch:
-        patch.setattr(toy, "session", refused)
+        patch.setattr(toy, "session", Mock(side_effect=BudgetExceeded("no memory", table="")))
         capsys.readouterr()
         talk(chat, "/mode plain", f"/save {tmp_path / 'talk.json'}")
         err = capsys.readouterr().err
@@ -229,11 +226,7 @@ def test_retry_that_fails_keeps_the_old_answer(
 ) -> None:
     talk(chat, "hello")
     before = chat.session.messages
-
-    def refused(*words: object, **options: object) -> object:
-        raise InputError("refused")
-
-    monkeypatch.setattr(chat.session, "stream", refused)
+    monkeypatch.setattr(chat.session, "stream", Mock(side_effect=InputError("refused")))
     talk(chat, "/retry")
     assert "edgedecode: refused" in capsys.readouterr().err
     assert chat.session.messages == before

@@ -19,7 +19,8 @@ from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.cli import main
 from edgedecode.user_notices import NOTICES, work
 from tests.apps.chat_script import piped
-from tests.apps.conftest import Refusal, Run
+from tests.apps.conftest import Run
+from tests.conftest import Refusal
 
 SLOW = """
 import sys, time
@@ -100,9 +101,37 @@ REFUSALS = {
     "bench --prompts LATIN": (1, "is not valid UTF-8"),
     "trim FOLDER": (1, "is not a pack"),
     "trim FOLDER --remove --prompts 5": (2, "leave out --prompts"),
+    "trim FOLDER --size 0": (2, "argument --size: '0' is too small: the minimum is 1"),
+    "trim FOLDER --size 9 --remove": (2, "not allowed with argument"),
     "import --target FOLDER --out x": (1, "is a folder: give the GGUF file in it"),
     "import --target EMPTY --out x": (1, "is empty"),
     "export --target FOLDER": (2, "required: --out"),
+    "export --target x --out y --bits 5": (2, "invalid choice"),
+    "export --target x --out y --block-size 64": (2, "invalid choice"),
+    "export --target x --out y --noise-positions -1": (2, "'-1' is too small: the minimum is 0"),
+    "export --target x --out y --noise-positions many": (2, "'many' is not a whole number"),
+    "export --target x --out y --mixed": (2, "add --bits 4"),
+    "export --target x --out y --calibrated": (2, "add --bits 4"),
+    "export --target x --out y --imatrix z": (2, "add --bits 4"),
+    "export --target x --out y --bits 4 --no-calibrated --write-imatrix z": (2, "--write-imatrix: --no-calibrated"),
+    "export --target x --out y --bits 4 --imatrix z --write-imatrix z": (2, "--imatrix: nothing is calibrated then"),
+    "export --target x --out y --bits 16 --block-size 32": (2, "--block-size: float16 weights have no blocks"),
+    "export --target x --out y --bits 32 --block-size 32": (2, "--block-size: float32 weights have no blocks"),
+    "export --target x --out y --bits 16 --block-size 32 --head-bits 8": (1, "edgedecode: "),  # there is no model x
+    "export --target x --out y --bits 16 --activations 16": (2, "--activations: float16 weights use float activations"),
+    "export --target x --out y --formats gguf": (2, "give onnx,gguf"),
+    "export --target x --out y --formats onnx,pickle": (2, "is not a list of onnx and gguf"),
+    "export --target x --out y --trim-vocab": (2, "--trim-vocab: it trims a draft's vocabulary, give --draft"),
+    "export --target x --draft d --dry-run --trim-vocab 9": (2, "--trim-vocab: --dry-run makes no pack to trim"),
+    "export --target x --out y --draft d --trim-vocab many": (2, "'many' is not a whole number"),
+    "export --target x --out y --draft d --trim-vocab 0": (2, "--trim-vocab: '0' is too small: the minimum is 1"),
+    "compile": (2, "the following arguments are required: PACK, --device"),
+    "compile FOLDER": (2, "the following arguments are required: --device"),
+    "compile --remove": (2, "the following arguments are required: PACK"),
+    "compile FOLDER --remove --device qnn": (2, "argument --device: not allowed with --remove"),
+    "compile FOLDER --remove --widths 8": (2, "argument --widths: not allowed with --remove"),
+    "compile FOLDER --device qnn --context 0": (2, "'0' is too small"),
+    "lint": (2, "edgedecode lint: "),
     "generate a -m demo --adapter formal": (1, "the pack has no adapters"),
     "generate a --adapter a:b": (2, "'b' is not a number"),
     "generate a --runtime abacus": (1, "no runtime 'abacus'"),

@@ -9,6 +9,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,10 +20,10 @@ from edgedecode.errors import ManifestError
 from edgedecode.library import find, hub_files
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.offers import Offer
-from edgedecode.memory.sizes import parse_nbytes
 from edgedecode.text.printable import piped_bytes
 from edgedecode.verb_help import RARE
-from tests.apps.conftest import Refusal, Run, command_line
+from tests.apps.conftest import Run, command_line
+from tests.conftest import Refusal
 
 
 def parsers() -> dict[str, ArgumentParser]:
@@ -255,16 +256,9 @@ def test_a_hub_id_alone_is_the_pack(verb: str, monkeypatch: pytest.MonkeyPatch, 
     assert "owner/name was asked of the hub" in refusal(verb, "owner/name")
 
 
-def test_sizes_have_the_units_of_disks() -> None:
-    assert [parse_nbytes(text) for text in ("1TB", "2 GiB", "0.5k")] == [10**12, 2**31, 500]
-
-
 @pytest.mark.parametrize("name", ["./nofile.gguf", "nofile.gguf", "./folder/name", "~/no-such-pack"])
 def test_a_path_is_never_asked_of_the_hub(name: str, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
-    def asked(*_: object) -> None:
-        raise AssertionError("the hub was asked")
-
-    monkeypatch.setattr(hub_files, "hub_offer", asked)
+    monkeypatch.setattr(hub_files, "hub_offer", Mock(side_effect=AssertionError("the hub was asked")))
     assert "there is no" in refusal("show", name)
 
 

@@ -16,6 +16,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.apps.conftest import Run
 from tests.apps.packs import sign
+from tests.conftest import Refusal
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -86,7 +87,7 @@ def test_devices_lists_the_kernels_each_graph_is_opened_with(
 
 
 def test_devices_lists_products_left_to_the_engine_with_the_reason(
-    pack_copy: Path, capsys: pytest.CaptureFixture[str]
+    pack_copy: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     if tried()[0] is None:
         pytest.skip(f"no kernels: {tried()[1]}")
@@ -108,8 +109,7 @@ def test_devices_lists_products_left_to_the_engine_with_the_reason(
     assert "blocks of 256" in printed
     path.write_bytes(b"no graph")
     sign(pack_copy, path)
-    assert main(["devices", "--runtime", "onnx", "-m", str(pack_copy)]) == 1
-    assert "draft/base.onnx is refused: " in capsys.readouterr().err
+    assert "draft/base.onnx is refused: " in refusal("devices", "--runtime", "onnx", "-m", str(pack_copy))
 
 
 def test_devices_imports_no_files_from_the_working_folder(

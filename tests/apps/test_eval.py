@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -264,10 +265,7 @@ def test_eval_that_is_interrupted_leaves_the_pack_unchanged(
     engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (tmp_path / MANIFEST_NAME).read_bytes()
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("edgedecode.apps.eval.equality.rescore", interrupted)
     assert evaluate(tmp_path) == 130
     monkeypatch.undo()

@@ -203,13 +203,6 @@ def test_quality_of_a_type_against_the_reference() -> None:
     assert (quality.identical_rate.count, quality.identical_rate.total) == (1, 2)
 
 
-def test_quality_of_the_reference_against_itself_is_exact() -> None:
-    texts = [text([0.1, 0.7, 3.3], [1, 2, 3]), text([2.1], [4])]
-    quality = quality_of(texts, texts, kv_type="float32", kv_nbytes=4)
-    assert (quality.ratio, quality.ratio_low, quality.ratio_high, quality.divergence) == (1, 1, 1, 0)
-    assert (quality.leading, quality.identical) == (4, 2)
-
-
 def test_ratio_bounds_contain_the_ratio_and_shrink_with_more_texts() -> None:
     rng = np.random.default_rng(1)
     widths = []

@@ -15,7 +15,7 @@ from edgedecode.bench.sweep.memory_sweep import budgets, verdict
 from edgedecode.cli import main
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.memory.process_memory import memory_now
-from tests.apps.conftest import Told
+from tests.conftest import Refusal, Told
 
 MB = 10**6
 CHAT = {
@@ -132,14 +132,9 @@ def test_memory_sweep_without_any_run_prints_one_line(
     assert capsys.readouterr().err == "edgedecode: nothing could be measured: other: it cannot plan\n"
 
 
-def test_memory_sweep_reports_a_missing_peak_before_any_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_sweep_reports_a_missing_peak_before_any_run(monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     monkeypatch.setattr(memory_sweep, "peak_nbytes", lambda: None)
-    assert main(["bench", "--memory-sweep"]) == 1
-    err = capsys.readouterr().err
-    assert "peak memory is reported by psutil only here" in err
-    assert err.count("\n") == 1
+    assert "peak memory is reported by psutil only here" in refusal("bench", "--memory-sweep")
 
 
 @pytest.mark.memory

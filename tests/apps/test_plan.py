@@ -7,7 +7,7 @@ from edgedecode import SamplingOptions, SessionOptions, plan_pack
 from edgedecode.cli import main
 from edgedecode.pack import pack_tokenizer
 from edgedecode.schedule.predicted_speed import PredictedSpeed
-from tests.apps.conftest import Told
+from tests.conftest import Told
 
 pytest.importorskip("onnxruntime")
 

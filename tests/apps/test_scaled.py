@@ -27,8 +27,8 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import Manifest, ModelEntry
-from tests.apps.conftest import Refusal
 from tests.apps.packs import sign
+from tests.conftest import Refusal
 
 QUICK = ("bench", "--runtime", "onnx", "--quick")
 PROMPTS = (

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -201,15 +202,12 @@ def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypat
 
 
 def test_a_session_that_cannot_be_reset_is_closed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("no")
-
     server.answer(asked(max_tokens=2, seed=1))
     before = held(server.pair)
     chat = Chat(server, "You are a kind assistant.")
     chat.say("Who are you?")
     assert held(server.pair) != before
-    monkeypatch.setattr(Session, "reset", fails)
+    monkeypatch.setattr(Session, "reset", Mock(side_effect=RuntimeError("no")))
     with pytest.raises(AssertionError):
         chat.say("And then?")
     wait_for(lambda: held(server.pair) == before)

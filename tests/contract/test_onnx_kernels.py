@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -246,11 +247,9 @@ def test_prepared_weights_that_cannot_be_stored_stay_in_memory(
 ) -> None:
     first = logits()
     shutil.rmtree(cache)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("edgedecode.runtimes.onnx.kernels.prepared._build", full)
+    monkeypatch.setattr(
+        "edgedecode.runtimes.onnx.kernels.prepared._build", Mock(side_effect=OSError(28, "No space left on device"))
+    )
     with caplog.at_level("INFO", logger="edgedecode.user_notices"):
         assert np.array_equal(logits(), first)
     assert "No space left on device" in caplog.text

@@ -205,12 +205,6 @@ def test_least_gives_16_bits_to_a_product_with_nan_error() -> None:
     assert _least(trials, [], measured, everything=["a"], at8=0.9, at16=1.0)[0] == ("a",)
 
 
-def test_activations_option_is_a_usage_error_for_floats(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["export", "--target", "x", "--out", "y", "--bits", "16", "--activations", "16"])
-    assert "argument --activations: float16 weights use float activations" in capsys.readouterr().err
-
-
 def test_activations_auto_finds_enlarged_inputs_of_a_trained_model(demo_pair: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(demo_pair / "target", tmp_path / "model"))
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.cli import main
 from edgedecode.errors import ExportError
 from edgedecode.export.recipes.calibration_texts import read_texts
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
+from tests.conftest import Refusal
 
 pytestmark = pytest.mark.export
 
@@ -30,10 +30,9 @@ def calibration(tmp_path: Path) -> Path:
     return path
 
 
-def test_export_refuses_a_missing_text(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_refuses_a_missing_text(llama: Path, tmp_path: Path, refusal: Refusal) -> None:
     words = ["export", "--target", str(llama), "--out", str(tmp_path / "pack"), "--bits", "4"]
-    assert main([*words, "--calibrate-text", "nowhere.txt"]) == 1
-    assert "nowhere.txt cannot be read" in capsys.readouterr().err
+    assert "nowhere.txt cannot be read" in refusal(*words, "--calibrate-text", "nowhere.txt")
 
 
 def read(path: Path, folder: Path, *, template: bool = True) -> tuple[tuple[int, ...], ...]:

@@ -46,39 +46,6 @@ def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: py
     assert Manifest.load(tmp_path / "pack").models["target"].kernel_noise is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--bits", "5"), "invalid choice"),
-        (("--block-size", "64"), "invalid choice"),
-        (("--noise-positions", "-1"), "'-1' is too small: the minimum is 0"),
-        (("--noise-positions", "many"), "'many' is not a whole number"),
-        (("--mixed",), "add --bits 4"),
-        (("--calibrated",), "add --bits 4"),
-        (("--imatrix", "x"), "add --bits 4"),
-        (("--bits", "4", "--no-calibrated", "--write-imatrix", "x"), "argument --write-imatrix: --no-calibrated"),
-        (("--bits", "4", "--imatrix", "x", "--write-imatrix", "y"), "argument --imatrix: nothing is calibrated then"),
-    ],
-)
-def test_export_refuses_bad_arguments(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run("export", "--target", "x", "--out", tmp_path / "pack", *words)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("bits", ["16", "32"])
-def test_block_size_is_a_usage_error_for_floats(bits: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ("--target", "x", "--out", tmp_path / "pack", "--bits", bits, "--block-size", "32")
-    with pytest.raises(SystemExit) as caught:
-        run("export", *words)
-    assert caught.value.code == 2
-    assert f"argument --block-size: float{bits} weights have no blocks" in capsys.readouterr().err
-    assert run("export", *words, "--head-bits", "8") == 1  # refused because of the target "x"
-
-
 def test_export_refuses_in_one_line_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", tmp_path, "--out", tmp_path / "pack") == 1
     error = capsys.readouterr().err

@@ -69,10 +69,3 @@ def test_dry_run_downloads_no_weights(hub: Hub, llama: Path, capsys: pytest.Capt
     nbytes = json.loads(printed.splitlines()[-1])["models"]["target"]["download_nbytes"]
     assert nbytes == (llama / "model.safetensors").stat().st_size
     assert ", download of " in printed
-
-
-def test_export_requires_out_without_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "--target", "x"])
-    assert caught.value.code == 2
-    assert "the following arguments are required: --out" in capsys.readouterr().err

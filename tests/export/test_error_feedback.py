@@ -60,16 +60,3 @@ def test_8_bits_are_rounded_to_nearest() -> None:
         quantize(weights, Scheme(8, 32), factors=each) for each in ((), moments_of(correlated(64, 128, 7)).factors())
     )
     assert np.array_equal(plain.packed, found.packed)
-
-
-def test_blocks_fit_q4_0() -> None:
-    gguf = pytest.importorskip("gguf")
-    weights = np.random.default_rng(8).standard_normal((16, 128)).astype(np.float32)
-    blocks = quantize(weights, Scheme(4, 32), factors=moments_of(correlated(256, 128, 9)).factors())
-    assert np.array_equal(blocks.scales, blocks.scales.astype(np.float16).astype(np.float32))
-    values = np.stack((blocks.packed & 15, blocks.packed >> 4), axis=-1).reshape(16, 4, 32)
-    nibbles = values[..., :16] | (values[..., 16:] << 4)  # Q4_0: first half low, second half high
-    scales = blocks.scales.astype(np.float16)[..., None].view(np.uint8)
-    raw = np.concatenate((scales, nibbles), axis=-1).reshape(16, -1)
-    restored = gguf.dequantize(raw, gguf.GGMLQuantizationType.Q4_0)
-    assert np.array_equal(restored, dequantize(blocks, Scheme(4, 32)))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,12 +96,8 @@ def test_an_interrupted_export_makes_no_slow_step_twice(
 
 def interrupted(source: Path, out: Path, *, step: str = "check_noise") -> None:
     """Interrupt an export before a step, by default the last one."""
-
-    def stop(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, step, stop)
+        patch.setattr(model, step, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             export(source, out)
 
@@ -158,10 +155,7 @@ def test_steps_of_the_target_survive_a_refused_draft(units: Path, source: Path, 
 def test_nothing_is_kept_of_an_export_that_fails_a_check(
     units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise ExportError("the exported graph's results do not match its weights")
-
-    monkeypatch.setattr(model, "check_parity", fail)
+    monkeypatch.setattr(model, "check_parity", Mock(side_effect=ExportError("do not match its weights")))
     with pytest.raises(ExportError, match="do not match its weights"):
         export(source, tmp_path / "pack")
     assert not list(units.iterdir())
@@ -214,10 +208,7 @@ def test_export_without_a_writable_cache_warns(
 def test_steps_are_copied_to_a_cache_on_another_disk(
     uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EXDEV, "another disk")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "another disk")))
     interrupted(source, tmp_path / "pack")
     assert KEPT in export(source, tmp_path / "pack")
     assert content(tmp_path / "pack") == uninterrupted

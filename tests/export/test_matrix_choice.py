@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -146,10 +147,7 @@ def test_a_layers_query_key_and_value_may_have_two_widths(
 
 def test_the_choice_is_kept_with_the_weights(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+    stop = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
         patch.setattr(model_export, "check_parity", stop)
         with pytest.raises(KeyboardInterrupt):

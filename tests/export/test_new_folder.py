@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,10 +148,7 @@ def test_check_place_refuses_a_read_only_folder(tmp_path: Path) -> None:
 def test_export_on_a_failing_disk_leaves_no_files(
     number: int, message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Weights, "write", fail)
+    monkeypatch.setattr(Weights, "write", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(ExportError, match=message):
         export(llama, tmp_path / "pack")
     assert not list(tmp_path.iterdir())

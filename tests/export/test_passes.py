@@ -9,10 +9,8 @@ import pytest
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.checkpoint import Checkpoint, weight_files
 from edgedecode.export.graph.network import open_network
-from edgedecode.export.graph.passes.graph_inputs import declared_shapes, direct_lengths, explicit_positions, tree_bias
 from edgedecode.export.graph.passes.picked_rows import picked_rows
 from edgedecode.export.graph.passes.stored_weights import (
-    exact_products,
     placed_weights,
     product_names,
     set_activations,
@@ -41,43 +39,13 @@ def skeleton(request: pytest.FixtureRequest, tmp_path: Path) -> Skeleton:
     return build_skeleton(network, "LlamaModel", packed=lambda layer: True)
 
 
-def names(values: list[ir.Value]) -> list[str]:
-    return [str(value.name) for value in values]
-
-
 def kinds(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
-
-
-def attention(model: ir.Model) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type == "GroupQueryAttention"]
 
 
 def named(node: ir.Node, index: int) -> str | None:
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None else str(value.name)
-
-
-def test_skeleton_copies_no_weight(skeleton: Skeleton) -> None:
-    head = skeleton.recorded["lm_head.MatMul.weight"]
-    assert head.shape == (64, 352)
-    assert "attention_mask" in names(list(skeleton.model.graph.inputs))
-    assert {named(node, 9) for node in attention(skeleton.model)} == {None}
-
-
-def test_direct_lengths_removes_the_mask_and_its_sum(skeleton: Skeleton) -> None:
-    model = skeleton.model
-    assert "ReduceSum" in kinds(model)
-    direct_lengths(model)
-    assert "attention_mask" not in names(list(model.graph.inputs))
-    assert not {"ReduceSum", "Shape", "Sub"} & set(kinds(model))
-    assert [(named(node, 5), named(node, 6)) for node in attention(model)] == [("seqlens_k", "total_length")] * 2
-
-
-def test_positions_and_bias_are_inputs_of_every_attention(skeleton: Skeleton) -> None:
-    explicit_positions(skeleton.model)
-    tree_bias(skeleton.model)
-    assert [(named(n, 9), named(n, 10)) for n in attention(skeleton.model)] == [("position_ids", "attention_bias")] * 2
 
 
 @pytest.mark.parametrize(("early", "products_behind"), [(True, 5), (False, 1)])
@@ -158,15 +126,6 @@ def test_stored_projections_use_the_scheme_of_each_name(skeleton: Skeleton) -> N
     assert packed.shape == (128, 2, 16)
 
 
-def test_exact_products_changes_only_the_accuracy_level(skeleton: Skeleton) -> None:
-    model = skeleton.model
-    stored_projections(model, skeleton.recorded, weights=Weights(), scheme_of=lambda name: INT8)
-    before = kinds(model)
-    exact_products(model)
-    levels = {node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"}
-    assert (levels, kinds(model)) == ({1}, before)
-
-
 def test_placed_weights_assigns_every_weight_an_offset(skeleton: Skeleton) -> None:
     model, weights = skeleton.model, Weights()
     stored_embedding(model, skeleton.recorded, weights=weights, scheme=INT8)
@@ -182,23 +141,6 @@ def test_placed_weights_assigns_every_weight_an_offset(skeleton: Skeleton) -> No
     distinct = sorted(set(spans))
     assert all(end <= start for (_, end), (start, _) in pairwise(distinct))
     assert distinct[-1][1] == weights.nbytes
-
-
-def test_declared_shapes_fixes_the_order_and_shapes(skeleton: Skeleton) -> None:
-    model = skeleton.model
-    direct_lengths(model)
-    explicit_positions(model)
-    tree_bias(model)
-    picked_rows(model, early=True)
-    declared_shapes(model, head_size=16)
-    plain = ["input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows"]
-    cache = [f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
-    assert names(list(model.graph.inputs)) == [*plain, *cache]
-    assert names(list(model.graph.outputs)) == [
-        "logits",
-        *(name.replace("past_key_values", "present") for name in cache),
-    ]
-    assert model.graph.inputs[-1].shape == ir.Shape([1, 2, "P", 16])
 
 
 def test_set_activations_applies_to_all_products_of_one_input(skeleton: Skeleton) -> None:

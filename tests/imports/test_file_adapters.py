@@ -26,6 +26,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.conftest import Refusal
 from tests.peft_folders import LAYER, PARENTS, safetensors
 from tests.peft_folders import write_peft as write_random
 from tests.small_tokenizers import byte_level
@@ -234,12 +235,10 @@ def test_an_adapter_in_a_gguf_file_equals_the_folder_of_peft(kind: str, tmp_path
     ids=["output", "half", "sizes"],
 )
 def test_an_adapter_that_does_not_fit_a_pack_of_graphs_is_refused(
-    more: Mapping[str, tuple[int, int]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: Mapping[str, tuple[int, int]], message: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     sides = {name: np.ones(shape, np.float32) for name, shape in more.items()}
     file = write_adapter(tmp_path / "bad.gguf", modules=(), invocation=(), more=sides)
-    assert main(["adapter", "add", str(pack), f"bad={file}"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("adapter", "add", str(pack), f"bad={file}")

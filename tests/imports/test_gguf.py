@@ -18,6 +18,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import Manifest
+from tests.conftest import Refusal
 from tests.small_tokenizers import byte_fallback, byte_level
 
 from .files import TEMPLATE, File, write_adapter, write_file
@@ -210,15 +211,13 @@ def norm_weight(path: Path) -> Path:
     ],
 )
 def test_adapters_of_another_model_are_refused(
-    write: Change, message: str, target: Path, capsys: pytest.CaptureFixture[str]
+    write: Change, message: str, target: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     path = target.with_name("lora.gguf")
     write(path)
     pack = run(target)
     capsys.readouterr()
-    assert main(["adapter", "add", str(pack), f"a={path}"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("adapter", "add", str(pack), f"a={path}")
 
 
 def file_with(**file: object) -> Change:

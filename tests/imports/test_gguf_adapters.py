@@ -21,6 +21,7 @@ from edgedecode.gguf.adapter import check_values
 from edgedecode.gguf.contents import read_contents
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.chunks import Completion
+from tests.conftest import Refusal
 from tests.peft_folders import safetensors
 from tests.small_tokenizers import byte_level
 
@@ -103,15 +104,15 @@ def test_imported_adapter_of_the_draft_model_is_used_in_the_draft(tmp_path: Path
 
 
 def test_an_adapter_of_the_draft_model_is_refused_without_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     target = write_file(tmp_path / "a.gguf", byte_level())
     file = write_adapter(tmp_path / "ones.gguf", invocation=())
     pack = imported(tmp_path / "pack", target)
     capsys.readouterr()
-    assert main(["adapter", "add", str(pack), f"draft:ones={file}"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "the adapter 'draft:ones' is for a draft model, which the pack does not have" in line
+    assert "the adapter 'draft:ones' is for a draft model, which the pack does not have" in refusal(
+        "adapter", "add", str(pack), f"draft:ones={file}"
+    )
 
 
 def test_adapter_add_takes_a_gguf_file_for_the_draft_model(pack: Path, tmp_path: Path) -> None:
@@ -201,16 +202,12 @@ BAD_GGUF: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_GGUF)
-def test_a_gguf_adapter_that_cannot_be_used_is_refused(
-    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str
-) -> None:
+def test_a_gguf_adapter_that_cannot_be_used_is_refused(pack: Path, tmp_path: Path, refusal: Refusal, bad: str) -> None:
     changed, message = BAD_GGUF[bad]
     both = {f"{NAME}.lora_b": lora_matrices()[f"{NAME}.lora_b"], **changed.get("more", {})}
     file = write_adapter(tmp_path / "bad.gguf", **(changed | ({"more": both} if "more" in changed else {})))
     before = (pack / "edgedecode.json").read_bytes()
-    assert main(["adapter", "add", str(pack), f"bad={file}"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("adapter", "add", str(pack), f"bad={file}")
     assert (pack / "edgedecode.json").read_bytes() == before
 
 
@@ -230,7 +227,7 @@ def test_finite_values_are_told_from_others_in_every_type(tmp_path: Path, kind: 
                 check_values(read_contents(path), path)
 
 
-def test_adapter_add_takes_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_add_takes_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
     target = write_file(tmp_path / "a.gguf", byte_level())
     file = write_adapter(tmp_path / "ones.gguf", invocation=())
     pack = imported(tmp_path / "pack", target)
@@ -242,6 +239,5 @@ def test_adapter_add_takes_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads((pack / "edgedecode.json").read_text(encoding="utf-8")) == json.loads(before)
     capsys.readouterr()
     wrong = write_adapter(tmp_path / "wrong.gguf", hidden=32)
-    assert main(["adapter", "add", str(pack), f"wrong={wrong}"]) == 1
-    assert "it is for another base" in capsys.readouterr().err
+    assert "it is for another base" in refusal("adapter", "add", str(pack), f"wrong={wrong}")
     assert not (pack / "adapters").exists()

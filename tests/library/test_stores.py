@@ -18,6 +18,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
 from edgedecode.pack.manifest import Manifest
+from tests.conftest import Refusal
 from tests.imports.files import File, Floats, write_file
 from tests.small_tokenizers import byte_level
 
@@ -99,7 +100,7 @@ def test_names_are_completed_and_suggested(stores: Stores, made: Made, caplog: p
         find_pack("zzz")
 
 
-def test_two_files_of_one_name_are_both_named(stores: Stores, made: Made) -> None:
+def test_two_files_of_one_name_are_both_named(stores: Stores, made: Made, refusal: Refusal) -> None:
     one = stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made("Q8_0"))
     other = stores.lm_studio("others/tiny-GGUF", "tiny-Q8_0.gguf", made("Q4_0"))
     with pytest.raises(ManifestError, match="2 models are named 'tiny-Q8_0'") as refusal:
@@ -129,7 +130,9 @@ def test_a_folder_of_one_file_is_the_file(home: Path, made: Made) -> None:
         ("license", b"x", "names no model"),
     ],
 )
-def test_an_ollama_model_that_cannot_be_used_says_why(kind: str, data: bytes, message: str, stores: Stores) -> None:
+def test_an_ollama_model_that_cannot_be_used_says_why(
+    kind: str, data: bytes, message: str, stores: Stores, refusal: Refusal
+) -> None:
     stores.ollama("library/tiny:135m", data, kind=kind)
     with pytest.raises(ManifestError, match=rf"^tiny:135m \(Ollama\): .*{message}") as refusal:
         find_pack("tiny:135m")
@@ -220,14 +223,12 @@ BAD_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_a_bad_file_of_a_store_is_one_line_and_the_others_are_listed(
-    case: str, stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]
+    case: str, stores: Stores, made: Made, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     damage, message = BAD_FILES[case]
     stores.lm_studio("them/good-GGUF", "good-Q8_0.gguf", made())
     stores.lm_studio("them/bad-GGUF", "bad-Q8_0.gguf", damage(made()))
-    assert main(["generate", "bad-GGUF", "hi"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("generate", "bad-GGUF", "hi")
     assert main(["list", "--json"]) == 0
     refused = {model["name"]: model["refused"] for model in json.loads(capsys.readouterr().out)["models"]}
     assert refused["them/good-GGUF:Q8_0"] == ""
@@ -250,14 +251,10 @@ OTHER_FILES: dict[str, tuple[File, str]] = {
 
 
 @pytest.mark.parametrize("case", OTHER_FILES)
-def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(
-    case: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(case: str, home: Path, refusal: Refusal) -> None:
     file, message = OTHER_FILES[case]
     write_file(home / "a.gguf", byte_level(), file)
-    assert main(["generate", "a.gguf", "hi"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("generate", "a.gguf", "hi")
 
 
 WRONG_TENSORS: dict[str, tuple[dict[str, Floats], str]] = {
@@ -273,9 +270,7 @@ WRONG_TENSORS: dict[str, tuple[dict[str, Floats], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_TENSORS)
-def test_a_tensor_of_another_model_is_named(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tensor_of_another_model_is_named(case: str, home: Path, refusal: Refusal) -> None:
     replaced, message = WRONG_TENSORS[case]
     write_file(home / "a.gguf", byte_level(), File(replaced=replaced))
-    assert main(["generate", "a.gguf", "hi", "--runtime", "onnx"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refusal("generate", "a.gguf", "hi", "--runtime", "onnx")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,6 +24,7 @@ from edgedecode.library.stores import stored_models
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.user_notices import ask_before_downloads
+from tests.conftest import Refusal
 
 from .conftest import Stores, listing, written
 
@@ -78,7 +80,9 @@ def test_list_names_drafts_of_the_same_tokenizer(
 
 
 @own_kernels
-def test_a_draft_is_named_beside_its_target(stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_is_named_beside_its_target(
+    stores: Stores, made: Made, capsys: pytest.CaptureFixture[str], refusal: Refusal
+) -> None:
     stores.ollama("library/big:1", made("Q8_0", layers=3))
     stores.ollama("library/small:1", made("Q8_0", layers=1))
     words = ["the fox", "-n", "24", "--temp", "0", "--runtime", "onnx"]
@@ -90,17 +94,14 @@ def test_a_draft_is_named_beside_its_target(stores: Stores, made: Made, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert found["text"] + "\n" == plain
     assert found["stats"]["proposed"] > 0
-    assert main(["generate", "big:1", "--draft", "nothing", *words]) == 1
-    assert "no model 'nothing'" in capsys.readouterr().err
+    assert "no model 'nothing'" in refusal("generate", "big:1", "--draft", "nothing", *words)
 
 
-def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
     written(home / "here" / "deep" / "a.gguf", made())
     assert {*listed(capsys, "here")} == {"a"}
-    assert main(["list", "nowhere"]) == 1
-    assert "there is no folder 'nowhere'" in capsys.readouterr().err
-    assert main(["list", "here/deep/a.gguf"]) == 1
-    assert "is a file" in capsys.readouterr().err
+    assert "there is no folder 'nowhere'" in refusal("list", "nowhere")
+    assert "is a file" in refusal("list", "here/deep/a.gguf")
     assert main(["list"]) == 0
     assert "edgedecode pull" in capsys.readouterr().out
 
@@ -131,38 +132,34 @@ def test_list_passes_over_folders_that_cannot_be_read(
     ],
 )
 def test_pull_asks_no_index_for_a_path(
-    word: str, said: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    word: str, said: str, home: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    def asked(*_: object) -> None:
-        raise AssertionError("the index was asked")
-
-    monkeypatch.setattr(offers, "fetched", asked)
+    monkeypatch.setattr(offers, "fetched", Mock(side_effect=AssertionError("the index was asked")))
     (home / "here").mkdir()
-    assert main(["pull", word]) == 1
-    assert said in capsys.readouterr().err
+    assert said in refusal("pull", word)
 
 
-def test_rm_names_only_models_of_the_library(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_names_only_models_of_the_library(home: Path, refusal: Refusal) -> None:
     assert not (home / "absent").exists()
-    assert main(["rm", DEMO_MODEL]) == 1
-    assert "it is empty" in capsys.readouterr().err
+    assert "it is empty" in refusal("rm", DEMO_MODEL)
     (home / "a.gguf").touch()
-    assert main(["rm", "a.gguf"]) == 1
-    assert "'a.gguf' is a file or a folder of yours, and is left as it is" in capsys.readouterr().err
+    assert "'a.gguf' is a file or a folder of yours, and is left as it is" in refusal("rm", "a.gguf")
     assert (home / "a.gguf").exists()
 
 
 def test_import_and_export_know_the_names_of_list(
-    stores: Stores, made: Made, home: Path, capsys: pytest.CaptureFixture[str]
+    stores: Stores, made: Made, home: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made())
     assert main(["import", "--target", "tiny-GG", "--out", str(home / "out")]) == 0
     assert Manifest.load(home / "out").models["target"].gguf.endswith("tiny-Q8_0.gguf")
     capsys.readouterr()
-    assert main(["import", "--target", "tyny-GGUF", "--out", str(home / "other")]) == 1
-    assert "did you mean them/tiny-GGUF:Q8_0?" in capsys.readouterr().err
-    assert main(["export", "--target", "tiny-GGUF", "--out", str(home / "other")]) == 1
-    assert "tiny-GGUF is a model of `edgedecode list`, which runs as it is" in capsys.readouterr().err
+    assert "did you mean them/tiny-GGUF:Q8_0?" in refusal(
+        "import", "--target", "tyny-GGUF", "--out", str(home / "other")
+    )
+    assert "tiny-GGUF is a model of `edgedecode list`, which runs as it is" in refusal(
+        "export", "--target", "tiny-GGUF", "--out", str(home / "other")
+    )
     assert not (home / "other").exists()
 
 
@@ -205,7 +202,7 @@ def test_a_named_model_answers_and_is_then_prepared(
 
 @own_kernels
 def test_rm_removes_what_was_pulled_and_prepared(
-    stores: Stores, made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stores: Stores, made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     library = tmp_path / "cache" / "models"
     path = written(library / "owner--tiny" / "sub" / "tiny-Q8_0.gguf", made())
@@ -214,8 +211,7 @@ def test_rm_removes_what_was_pulled_and_prepared(
     with edgedecode.load("owner/tiny:Q8_0", runtime="onnx") as pair:
         (model,) = [model for model in stored_models() if model.path == path]
         assert is_in_use(model)
-        assert main(["rm", "owner/tiny:Q8_0"]) == 1
-        assert "owner/tiny:Q8_0 is in use" in capsys.readouterr().err
+        assert "owner/tiny:Q8_0 is in use" in refusal("rm", "owner/tiny:Q8_0")
         root = pair.root
     assert list((tmp_path / "cache" / "tiles").iterdir())
     assert main(["rm", "owner/tiny:Q8_0", "--json"]) == 0
@@ -224,12 +220,10 @@ def test_rm_removes_what_was_pulled_and_prepared(
     assert not root.exists()
     assert list((tmp_path / "cache" / "tiles").iterdir()) == []
     assert other.is_file()
-    assert main(["rm", "theirs:1"]) == 1
-    assert "was not pulled, and is left as it is" in capsys.readouterr().err
+    assert "was not pulled, and is left as it is" in refusal("rm", "theirs:1")
     assert theirs.is_file()
     for name, message in (("demo", "belongs to the installation"), ("tny", "it has owner/tiny:Q4_0")):
-        assert main(["rm", name]) == 1
-        assert message in capsys.readouterr().err
+        assert message in refusal("rm", name)
 
 
 def _cut(path: Path) -> None:

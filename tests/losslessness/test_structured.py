@@ -21,6 +21,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.limit import Limit
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
+from tests.conftest import Refusal
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
@@ -388,12 +389,7 @@ def test_generate_answers_by_a_schema_file(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"a"'])
-def test_a_bad_schema_file_is_refused_in_one_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_schema_file_is_refused_in_one_line(text: str, tmp_path: Path, refusal: Refusal) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(text, encoding="utf-8")
-    assert main(["generate", "--json-schema", str(schema), "Hi"]) == 1
-    error = capsys.readouterr().err.strip()
-    assert "--json-schema" in error
-    assert len(error.splitlines()) == 1
+    assert "--json-schema" in refusal("generate", "--json-schema", str(schema), "Hi")

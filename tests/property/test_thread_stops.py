@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from threading import Event, get_ident
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,13 +143,9 @@ def test_stop_between_two_pieces_of_the_prompt(pair: Pair, monkeypatch: pytest.M
 
 def test_interrupt_between_two_pieces_of_the_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     before = leases(pair)
-
-    def interrupt(_: FairLock) -> None:
-        raise KeyboardInterrupt
-
     session = pair.session(options("none"), messages=BEGUN)
     with monkeypatch.context() as patch:
-        patch.setattr(FairLock, "pass_on", interrupt)
+        patch.setattr(FairLock, "pass_on", Mock(side_effect=KeyboardInterrupt))
         answer = session.stream("x" * (3 * PREFILL_CHUNK), max_tokens=5)
         with pytest.raises(KeyboardInterrupt):
             next(answer)

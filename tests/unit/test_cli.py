@@ -7,6 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,10 +64,7 @@ def verbs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Namespace], in
 
 
 def raising(error: BaseException) -> Callable[[Namespace], int]:
-    def action(arguments: Namespace) -> int:
-        raise error
-
-    return action
+    return Mock(side_effect=error)
 
 
 Verbs = Callable[[Callable[[Namespace], int]], None]

@@ -186,6 +186,8 @@ def test_resize_reclaims_from_others_but_not_from_itself() -> None:
         ("1000000", 1_000_000),
         ("1000000B", 1_000_000),
         ("1e6", 1_000_000),
+        ("1TB", 10**12),
+        ("0.5k", 500),
     ],
 )
 def test_parse_nbytes_reads_sizes(text: str, nbytes: int) -> None:

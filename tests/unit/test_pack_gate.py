@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
@@ -21,6 +20,7 @@ from edgedecode.pack.gate import check_pack
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.text.tokenizer import Tokenizer
+from tests.conftest import Refusal
 from tests.hostile_packs import (
     BASE,
     BYTES,
@@ -185,12 +185,9 @@ def test_check_pack_accepts_temporary_files_of_a_change_in_progress(valid: Path,
     check_pack(root)
 
 
-def test_show_refuses_the_packs_that_generate_refuses(
-    valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_refuses_the_packs_that_generate_refuses(valid: Path, tmp_path: Path, refusal: Refusal) -> None:
     root = corrupted_copy(valid, tmp_path / "pack", FOLDERS["a hidden file"][0])
-    assert main(["show", str(root), "--verify"]) == 1
-    assert "is not listed" in capsys.readouterr().err
+    assert "is not listed" in refusal("show", str(root), "--verify")
 
 
 def test_check_pack_compares_digests(valid: Path, tmp_path: Path) -> None:

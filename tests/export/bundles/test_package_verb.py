@@ -17,6 +17,7 @@ from edgedecode.export.bundles.request import GB, usual_share
 from edgedecode.export.bundles.speeds import Speeds, best_length
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.conftest import Refusal
 from tests.export.conftest import run
 
 pytestmark = pytest.mark.skipif(
@@ -113,9 +114,7 @@ def test_the_plan_stays_within_the_phones_share(memory: int, soc: list[str], tmp
     assert (plan.device, plan.profile) == ("".join(soc[1:]), "assumed")
 
 
-def test_a_measured_profile_sets_speed_and_draft_length(
-    tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path, quick: list[str], refusal: Refusal) -> None:
     profile = tmp_path / "profile.json"
     passes = {str(rows): 0.01 * (1 + 0.9 * (rows - 1)) for rows in range(1, 13)}
     value = {
@@ -130,8 +129,9 @@ def test_a_measured_profile_sets_speed_and_draft_length(
     assert plan.tokens_per_second == pytest.approx(100)
     value["costs"]["target_seconds"] = {"1": 1e-320}
     profile.write_text(json.dumps(value), encoding="utf-8")
-    assert run("package", "demo", "--target", "android-cpu", *quick, "--out", tmp_path / "b", "--profile", profile) == 1
-    assert "has a pass of 9.99989e-321 s, which cannot be right" in capsys.readouterr().err
+    assert "has a pass of 9.99989e-321 s, which cannot be right" in refusal(
+        "package", "demo", "--target", "android-cpu", *quick, "--out", tmp_path / "b", "--profile", profile
+    )
 
 
 def test_the_fastest_draft_length_is_chosen_from_recorded_rounds() -> None:
@@ -204,13 +204,10 @@ def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: P
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_writes_nothing(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     out = tmp_path / "out" / "bundle"
-    assert run("package", *words, "--out", out) == 1
-    error = capsys.readouterr().err.strip()
-    assert said in error
-    assert len(error.splitlines()) == 1
+    assert said in refusal("package", *words, "--out", out)
     assert not out.parent.exists()
 
 
@@ -242,29 +239,27 @@ def test_rounding_of_a_pack_without_graphs_is_measured_on_llama(tmp_path: Path, 
     ],
 )
 def test_a_pack_without_the_targets_format_is_refused(
-    change: Callable[[Manifest], Manifest], target: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[Manifest], Manifest], target: str, said: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     pack = small_pack(tmp_path / "pack", change)
-    assert run("package", pack, "--target", target, "--out", tmp_path / "bundle") == 1
-    assert said in capsys.readouterr().err
+    assert said in refusal("package", pack, "--target", target, "--out", tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
 
 def test_a_folder_in_use_and_a_full_disk_are_refused(
-    cpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cpu: Path, tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("package", "demo", "--target", "android-cpu", "--out", cpu) == 1
-    assert "exists and is not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in refusal("package", "demo", "--target", "android-cpu", "--out", cpu)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle") == 1
-    assert "make room" in capsys.readouterr().err
+    assert "make room" in refusal("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_place_inside_the_pack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("package", "demo", "--target", "android-cpu", "--out", BUNDLED_PACK / "bundle") == 1
-    assert "is inside the pack" in capsys.readouterr().err
+def test_a_place_inside_the_pack_is_refused(refusal: Refusal) -> None:
+    assert "is inside the pack" in refusal(
+        "package", "demo", "--target", "android-cpu", "--out", BUNDLED_PACK / "bundle"
+    )
     assert not (BUNDLED_PACK / "bundle").exists()
 
 

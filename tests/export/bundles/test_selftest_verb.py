@@ -15,6 +15,7 @@ from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
+from tests.conftest import Refusal
 from tests.export.conftest import run
 
 pytestmark = pytest.mark.skipif(
@@ -73,13 +74,12 @@ def test_a_bundle_with_errors_is_not_opened(cpu: Path, capsys: pytest.CaptureFix
     assert "edgedecode lint" in error
 
 
-def test_a_changed_byte_is_refused_before_anything_runs(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_byte_is_refused_before_anything_runs(cpu: Path, refusal: Refusal) -> None:
     path = cpu / "models/target/weights.bin"
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    assert run("selftest", cpu) == 1
-    assert "weights.bin has another content than was packaged" in capsys.readouterr().err
+    assert "weights.bin has another content than was packaged" in refusal("selftest", cpu)
 
 
 def test_the_code_in_a_bundle_is_not_run(cpu: Path, tmp_path: Path) -> None:
@@ -97,20 +97,14 @@ def test_the_bundles_own_program_gives_the_same_result(cpu: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["passed"]
 
 
-def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("selftest", tmp_path) == 1
-    assert "is not a bundle: it has no bundle.json" in capsys.readouterr().err
-
-
-def test_a_bundle_for_llamacpp_is_not_run_here(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_for_llamacpp_is_not_run_here(cpu: Path, refusal: Refusal) -> None:
     path = cpu / "bundle.json"
     value = json.loads(path.read_text(encoding="utf-8"))
     value |= {"target": "android-llamacpp"}
     for model in value["models"].values():
         model["graphs"] = []
     path.write_text(json.dumps(value), encoding="utf-8")
-    assert run("selftest", cpu) == 1
-    assert "a bundle for android-llamacpp holds no graph for processors" in capsys.readouterr().err
+    assert "a bundle for android-llamacpp holds no graph for processors" in refusal("selftest", cpu)
 
 
 def test_a_missing_arm64_python_is_named_beside_the_other_lane(

@@ -38,24 +38,6 @@ def test_formats_gguf_of_a_pair_writes_two_files(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
 
 
-def test_export_without_formats_writes_no_gguf_file(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    assert main(arguments(model, tmp_path / "pack")) == 0
-    assert Manifest.load(tmp_path / "pack").models["target"].gguf == ""
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [(("--formats", "gguf"), "give onnx,gguf"), (("--formats", "onnx,pickle"), "is not a list of onnx and gguf")],
-)
-def test_gguf_options_refuse_bad_arguments(
-    more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments(tmp_path, tmp_path / "pack", *more))
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 @needs_engine
 def test_llama_cpp_errors_are_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"

@@ -3,6 +3,7 @@
 import struct
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -16,6 +17,7 @@ from edgedecode.export import model_export
 from edgedecode.export.graph.error_feedback import Importance, Moments
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
 from edgedecode.pack.manifest import Manifest
+from tests.conftest import Refusal
 from tests.export.tiny import TinyModel, write_model
 from tests.small_tokenizers import byte_level
 
@@ -136,13 +138,10 @@ def test_a_files_importance_lowers_the_weighted_error() -> None:
 def test_importance_is_measured_although_weights_are_kept(
     llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise RuntimeError("stopped")
-
     path = tmp_path / "imatrix.gguf"
     words = ("export", "--target", llama, "--out", tmp_path / "pack", "--bits", "4", "--calibrate-text", text)
     with monkeypatch.context() as patch:
-        patch.setattr(model_export, "check_parity", interrupted)
+        patch.setattr(model_export, "check_parity", Mock(side_effect=RuntimeError("stopped")))
         with pytest.raises(RuntimeError):
             run(*words, "--write-imatrix", path)
     path.unlink()
@@ -214,7 +213,14 @@ def changed(source: Path, path: Path, fault: str) -> Path:
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(
-    fault: str, message: str, llama: Path, written: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str,
+    message: str,
+    llama: Path,
+    written: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
     path = tmp_path / "wrong.gguf"
     if fault == "text":
@@ -228,25 +234,22 @@ def test_a_wrong_file_is_refused_in_one_line(
         changed(written, path, fault)
     capsys.readouterr()
     words = ("--bits", "4", "--head-bits", "4", "--no-mixed", "--imatrix", path)
-    assert run("export", "--target", llama, "--out", tmp_path / "pack", *words) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refusal("export", "--target", llama, "--out", tmp_path / "pack", *words)
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_deeper_models_file_is_refused(
-    written: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deeper_models_file_is_refused(written: Path, text: Path, tmp_path: Path, refusal: Refusal) -> None:
     shallow = write_model(tmp_path / "shallow", replace(TinyModel(), layers=1))
-    assert run("export", "--target", shallow, "--out", tmp_path / "pack", "--bits", "4", "--imatrix", written) == 1
-    assert "of another model than shallow: it has 2 layers, not 1" in capsys.readouterr().err
+    assert "of another model than shallow: it has 2 layers, not 1" in refusal(
+        "export", "--target", shallow, "--out", tmp_path / "pack", "--bits", "4", "--imatrix", written
+    )
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(
-    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     words = ("--bits", "4", "--write-imatrix", tmp_path / "no" / "file.gguf")
-    assert run("export", "--target", llama, "--out", tmp_path / "pack", *words) == 1
-    assert "cannot be written: give another --write-imatrix" in capsys.readouterr().err
+    assert "cannot be written: give another --write-imatrix" in refusal(
+        "export", "--target", llama, "--out", tmp_path / "pack", *words
+    )
     assert not (tmp_path / "pack").exists()

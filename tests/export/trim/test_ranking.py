@@ -8,7 +8,7 @@ from edgedecode.export.trim.id_ranking import always_kept, rank_ids, sweep_sizes
 from edgedecode.export.trim.texts import AnsweredText, split_texts
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
-from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
+from tests.export.trim.toy_pack import ALWAYS, VOCABULARY
 from tests.small_tokenizers import byte_fallback, byte_level
 
 
@@ -42,14 +42,6 @@ def test_rank_ids_orders_by_count_then_by_id() -> None:
     assert ranking.vocabulary(4).ids.tolist() == [1, 5, 7, 8]
     assert ranking.vocabulary(8).ids.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "of unseen ids the lowest are kept"
     assert ranking.places[ranking.order].tolist() == list(range(10))
-
-
-def test_ranking_refuses_a_size_that_is_not_a_trim() -> None:
-    ranking = rank_ids([], always=frozenset({1, 8}), vocabulary_size=10)
-    with pytest.raises(InputError, match="a size of 1 is too small: 2 special, added, end and byte tokens are"):
-        ranking.vocabulary(1)
-    with pytest.raises(InputError, match="a size of 10 trims nothing: the vocabulary has 10 ids"):
-        ranking.vocabulary(10)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.75, 0.99, 1.0])
@@ -89,12 +81,6 @@ def test_sweep_sizes() -> None:
         sweep_sizes(vocabulary_size=259, always=259)
 
 
-def test_wide_tokenizer_has_the_assumed_sizes() -> None:
-    tokenizer = wide_tokenizer()
-    assert tokenizer.size == VOCABULARY
-    assert len(always_kept(tokenizer, Generation(end_token_ids=(2, 0)))) == ALWAYS
-
-
 @pytest.mark.parametrize("count", [2, 3, 5, 40])
 def test_split_texts_measures_on_other_prompts_than_it_counts(count: int) -> None:
     texts = [[AnsweredText((1, 2, number), 1), AnsweredText((9, number), 1)] for number in range(count)]
@@ -106,13 +92,6 @@ def test_split_texts_measures_on_other_prompts_than_it_counts(count: int) -> Non
     assert set().union(*of.values()) == set(range(count))
     assert len(of["measured"]) == -(-count // 8)
     assert not of["choosing"] & of["measured"] or count < 5
-
-
-def test_rank_ids_does_not_depend_on_the_order_of_texts() -> None:
-    rng = np.random.default_rng(0)
-    texts = [tuple(rng.integers(0, 50, 30).tolist()) for _ in range(10)]
-    one, two = (rank_ids(each, always=frozenset({4}), vocabulary_size=60) for each in (texts, texts[::-1]))
-    assert one.order.tolist() == two.order.tolist()
 
 
 def test_answered_text_cut_drops_tokens_beyond_the_context() -> None:

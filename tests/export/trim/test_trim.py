@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from edgedecode.pack import model_checks
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, TrimmedDraft
 from edgedecode.pack.pack_tokenizer import read_token_ids
+from tests.conftest import Refusal
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, write_toy_pack
 from tests.hub import Hub, check_download
 
@@ -144,11 +146,8 @@ def test_trim_refuses_a_full_disk_before_answering(
 def test_trim_interrupted_leaves_the_pack(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     before = content(toy)
-    monkeypatch.setattr(run, "measure_acceptance", interrupted)
+    monkeypatch.setattr(run, "measure_acceptance", Mock(side_effect=KeyboardInterrupt))
     assert run_trim(toy) == 130
     assert content(toy) == before
     assert "interrupted" in capsys.readouterr().err
@@ -188,15 +187,12 @@ def test_trim_refuses_bad_input_in_one_line(
 def test_trim_refuses_an_unsupported_draft_before_answering(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ExportError("the head of base.onnx is a Conv: it cannot be cut")
-
     before = content(toy)
     monkeypatch.setattr(run, "answer_prompts", None)
     with monkeypatch.context() as patch:
-        patch.setattr(trimmed_graph, "write_trimmed", refuse)
+        patch.setattr(trimmed_graph, "write_trimmed", Mock(side_effect=ExportError("the head is a Conv")))
         assert run_trim(toy) == 1
-    assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
+    assert "edgedecode: the head is a Conv" in capsys.readouterr().err
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
     assert run_trim(toy) == 1
     assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
@@ -208,29 +204,10 @@ def test_trim_refuses_an_unsupported_draft_before_answering(
     assert "the pack's draft has no ONNX graph, and only graphs can be trimmed" in capsys.readouterr().err
 
 
-def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, refusal: Refusal) -> None:
     root = write_toy_pack(tmp_path / "alone", draft=False)
-    assert main(["trim", str(root)]) == 1
-    assert "has no draft model to trim: export it with --draft" in capsys.readouterr().err
-    assert main(["trim", str(tmp_path / "nowhere")]) == 1
-    assert "there is no folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--size", "0"], "argument --size: '0' is too small: the minimum is 1"),
-        (["--size", "9", "--remove"], "not allowed with argument"),
-        (["--remove", "--prompts", "3"], "argument --remove: it measures nothing, leave out --prompts"),
-    ],
-)
-def test_trim_refuses_bad_arguments(
-    words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["trim", str(toy), *words])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+    assert "has no draft model to trim: export it with --draft" in refusal("trim", str(root))
+    assert "there is no folder" in refusal("trim", str(tmp_path / "nowhere"))
 
 
 @pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
