@@ -71,6 +71,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
     """Run a command that is refused; return its error, which is one line."""
 
     def refusal(*words: object) -> str:
+        capsys.readouterr()
         assert main([*map(str, words)]) == 1
         error = capsys.readouterr().err
         assert error.startswith("edgedecode: ")

@@ -42,7 +42,6 @@ def compiled(config: pytest.Config, name: str, command: Sequence[str], *, folder
     digest = hashlib.sha256()
     for part in (version, *map(str.encode, command), *content):
         digest.update(b"%d " % len(part) + part)
-    assert config.cache is not None
     kept = config.cache.mkdir("compiled")
     place = kept / f"{name}-{digest.hexdigest()[:16]}"
 

@@ -6,9 +6,6 @@ import sys
 
 import pytest
 
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
-
 HEAVY = ("huggingface_hub", "llama_cpp", "onnx", "onnx_ir", "onnxruntime", "onnxruntime_genai", "torch", "transformers")
 SHOW_LOADED = """
 import json, sys
@@ -61,7 +58,5 @@ assert not [name for name in ours if name.startswith("edgedecode.runtimes.llama"
 assert len(ours) <= int(sys.argv[1]), len(ours)
 """
     pytest.importorskip("onnxruntime")
-    if not (BUNDLED_PACK / MANIFEST_NAME).is_file():
-        pytest.skip("there is no pack: run `make pack`")
     for most in (162, 150):  # the first time, the pack is checked
         loaded_after(code, str(most))

@@ -21,8 +21,6 @@ from typing import Any
 import pytest
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 
 pytest.importorskip("openai", reason="the test extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
@@ -41,9 +39,6 @@ from edgedecode.apps.serve.requests.tool_fields import ToolBody
 from edgedecode.apps.serve.requests.tools import Tools, read_tools
 from edgedecode.apps.serve.running import Service
 from edgedecode.typed_json import typed
-
-if not (BUNDLED_PACK / MANIFEST_NAME).is_file():
-    pytest.skip("there is no pack: run `make pack`", allow_module_level=True)
 
 CHAT, COMPLETIONS, RESPONSES = PATHS = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 STORY = "Tell me a story about a duck named Maya."
@@ -250,7 +245,6 @@ def serving(*words: str, errors: Path | None = None, before: str = "") -> Iterat
     with open(errors or os.devnull, "w", encoding="utf-8") as messages:  # a pipe that nobody reads would fill
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
         try:
-            assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             line = next((line for line in lines if line.rstrip().endswith("/v1")), None)
             assert line is not None, f"the server ended with {process.wait()}"

@@ -91,7 +91,6 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack_copy: Path, capsys: pyte
     assert main(["calibrate", str(pack_copy), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     found = Manifest.load(pack_copy).switching
-    assert found is not None
     assert value["saved"]
     assert [up["up"] for up in value["curve"]["points"]] == [each.up for each in found.points]
     assert found.prompts == 22

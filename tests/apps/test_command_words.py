@@ -167,7 +167,6 @@ def test_run_and_serve_open_the_page_if_nobody_asks(line: list[str]) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(command_line(line), stdin=pipe, stdout=pipe, env=environment) as child:
         assert child.stdin is not None
-        assert child.stdout is not None
         if len(line) == 2:
             child.stdin.close()
         assert child.stdout.readline().startswith(b"chat with demo in the browser: http://127.0.0.1:")

@@ -227,7 +227,6 @@ def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     kept = Manifest.load(tmp_path)
     for role in ("target", "draft"):
         entry = kept.models[role]
-        assert entry.equality is not None
         assert entry.equality.equal
         assert (entry.equality.prompts, entry.equality.max_tokens, entry.equality.beyond) == (4, 8, 0)
         assert value["models"][role]["hits"] == entry.equality.hits == entry.equality.tokens > 0

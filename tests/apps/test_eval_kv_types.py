@@ -60,7 +60,6 @@ def test_compare_types_finds_equal_and_different_models() -> None:
     assert other.positions == reference.positions
     assert other.perplexity > reference.perplexity
     assert other.ratio == pytest.approx(other.perplexity / reference.perplexity)
-    assert other.ratio_low is not None
     assert other.ratio_low > 1
     assert other.leading < other.positions
     assert other.divergence > 0.1

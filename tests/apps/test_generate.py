@@ -169,5 +169,4 @@ def test_session_options_take_missing_sampling_from_the_pack(
     add_pack_options(parser)
     add_session_options(parser)
     sampling = session_options(parser.parse_args(["--temp", "0", "--min-p", "0.1"]), toy).sampling
-    assert sampling is not None
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 40, 0.1)

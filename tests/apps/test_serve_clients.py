@@ -107,7 +107,6 @@ NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_functions_have_the_form_of_either_endpoint(nested: dict[str, Any], flat: dict[str, Any]) -> None:
     """Cursor sends both in one chat, and DSPy chats' form to responses."""
     expected = read(USER, tools=TOOLS, tool_choice=nested).tools
-    assert expected is not None
     assert [each.name for each in expected.functions] == ["now"]
     for tools, choice in ((TOOLS, flat), (FLAT, nested), (FLAT, flat), ([TOOLS[0], FLAT[1]], flat)):
         assert read(USER, tools=tools, tool_choice=choice).tools == expected
@@ -148,7 +147,6 @@ def test_functions_of_a_namespace_are_called_by_both_names(server: Running, *, s
     assert (call.type, call.name, call.namespace, call.arguments) == ("function_call", "now", "mcp__clock", "{}")
     asked = read_items(USER, call.model_dump(), output(call.call_id, "noon"), tools=[GROUP, FLAT[0]])
     assert [each.content for each in asked.messages[-1:]] == ['{"name": "mcp__clock.now", "arguments": {}}']
-    assert asked.tools is not None
     names = [(each.name, each.namespace) for each in asked.tools.functions]
     assert names == [("mcp__clock.now", "mcp__clock"), ("weather", "")]
     assert asked.notes == ("tools of the types custom were left out",)

@@ -119,7 +119,6 @@ def test_a_response_that_fails_in_the_middle_ends_as_failed(server: Running) -> 
     assert [event.sequence_number for event in raw] == list(range(len(raw)))
     assert events[-1].type == raw[-1].type == "response.failed"
     assert raw[-1].response.status == "failed"
-    assert raw[-1].response.error is not None
     assert (raw[-1].response.error.code, raw[-1].response.error.message) == ("server_error", "the matcher failed")
     described = {"$ref": "#/components/schemas/Response", "components": description(["demo"])["components"]}
     whole = [event.response.to_dict() for event in raw if hasattr(event, "response")]

@@ -92,7 +92,6 @@ def asks(**fields: object) -> bytes:
 
 def grown_nbytes(before: int) -> int:
     memory = memory_now()
-    assert memory is not None
     return (memory.anonymous or 0) - before
 
 

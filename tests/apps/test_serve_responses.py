@@ -226,6 +226,4 @@ def test_parts_of_a_character_have_exact_bytes_and_one_offset() -> None:
     assert b"".join(each.data for each in found).decode() == "a€b"
     assert [each.offset for each in found] == [0, 1, 1, 1, 2]
     chat, legacy = chat_form(found), completion_form(found)
-    assert chat is not None
-    assert legacy is not None
     assert chat.content[4].logprob == legacy.token_logprobs[4] == -9999.0

@@ -51,7 +51,6 @@ def _best_afterwards() -> None:
 
 def session_of(node: Node, inputs: list[ValueInfo]) -> Session:
     """Open a graph of one node with a matrix y as its output."""
-    assert LIBRARY is not None
     file = GraphFile(
         nodes=[node],
         inputs=inputs,
@@ -90,7 +89,6 @@ def random_matrix(
     scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
     if half:
         scales = scales.astype(np.float16).astype(np.float32)
-    assert LIBRARY is not None
     lowest = -scales * 2 ** (bits - 1) if minima else None  # a power of two: as exact in half precision
     levels = (
         rng.integers(-128, 128, (2, columns, blocks, block // 32 * parts)).astype(np.int8) if parts else (None, None)
@@ -125,7 +123,6 @@ def _leveled(scales: FloatArray, levels: np.ndarray | None) -> np.ndarray:
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("form", FORMS[2], ids=str)
 def test_unpack_gives_the_weights_bit_for_bit(form: dict[str, int], half: bool) -> None:
-    assert LIBRARY is not None
     matrix = random_matrix(np.random.default_rng(2), **form, columns=70, inner=3 * form["block"], half=half)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     LIBRARY.prepare(matrix, tiles)
@@ -177,7 +174,6 @@ def test_products_have_the_same_bits_on_every_instruction_set_and_in_passes_of_a
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_products_propagate_values_that_are_not_finite(name: str, bad: float, planes: int) -> None:
-    assert LIBRARY is not None
     rng = np.random.default_rng(6)
     matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
     x = rng.standard_normal((3, 96)).astype(np.float32)
@@ -190,7 +186,6 @@ def test_products_propagate_values_that_are_not_finite(name: str, bad: float, pl
 
 @pytest.mark.parametrize("name", SETS)
 def test_products_of_zeros_and_denormals_are_zero(name: str) -> None:
-    assert LIBRARY is not None
     matrix = random_matrix(np.random.default_rng(7), bits=8, block=32, columns=20, inner=64, half=True)
     LIBRARY.choose(name)
     x = np.zeros((2, 64), np.float32)
@@ -202,7 +197,6 @@ def test_products_of_zeros_and_denormals_are_zero(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_products_with_16_bits_err_less_than_float16_for_any_outlier(name: str) -> None:
     """Half a step of each of a sub-block's inputs is at most sqrt(32) / 65024 of their norm; float16 keeps 1 / 2048."""
-    assert LIBRARY is not None
     rng = np.random.default_rng(8)
     matrix = random_matrix(rng, bits=8, block=32, columns=64, inner=32, half=True)
     x = rng.standard_normal((40, 32)).astype(np.float32)
@@ -269,7 +263,6 @@ def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
     inner: int, columns: int, starts: tuple[int, ...], gate: int, half: bool
 ) -> None:
     """9,000 inputs are more than the operator sums in one piece. Matrices of rank 0 change no bit."""
-    assert LIBRARY is not None
     rng = np.random.default_rng(11)
     matrix = random_matrix(rng, bits=8, block=32, columns=columns, inner=inner, half=True)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
@@ -309,7 +302,6 @@ def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
 
 
 def test_products_refuse_an_adapter_of_another_shape() -> None:
-    assert LIBRARY is not None
     matrix = random_matrix(np.random.default_rng(12), bits=8, block=32, columns=64, inner=64, half=True)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     adapted = adapted_session(matrix, inner=64, gate=0, adapter="ab")
@@ -322,7 +314,6 @@ def test_products_refuse_an_adapter_of_another_shape() -> None:
 
 def two_levels() -> tuple[Matrix, np.ndarray]:
     """Return a matrix of 512 inputs whose halves of sub-blocks have a scale each, and its tiles."""
-    assert LIBRARY is not None
     matrix = random_matrix(
         np.random.default_rng(13), bits=4, block=256, parts=2, columns=70, inner=512, half=True, minima=1
     )

@@ -206,7 +206,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def logits() -> FloatArray:
     """Open the bundled pack's draft and run a short text."""
     with edgedecode.load(runtime="onnx") as pair:
-        assert pair.draft is not None
         assert pair.draft.card.kernels
         return read(pair.draft, width=5)
 

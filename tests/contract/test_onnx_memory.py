@@ -205,7 +205,6 @@ def test_planned_weights_of_several_block_types_are_the_tiles(gguf_opener: GgufO
     assert {tensor.tensor_type.name for tensor in matrices} == {"Q4_K", "Q6_K"}
     tiles = sum(library.prepared_nbytes(matrix_of(int(each.tensor_type), each.data)) for each in matrices)
     served = serve(entry, with_gguf_graph(entry, root).graphs["base"], root=root, threads=1, rows=256)
-    assert served is not None
     assert 0 <= served.nbytes - tiles < 4096 * len(matrices)
     budget = Budget()
     with closing(open_entry(entry, root, budget=budget)):

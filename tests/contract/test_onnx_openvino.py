@@ -10,7 +10,7 @@ import pytest
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
 from tests.contract.conftest import open_entry, skip_without
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -18,9 +18,6 @@ static_graph = pytest.importorskip("tests.contract.static_graph", reason="onnx_i
 import_engine = pytest.importorskip("edgedecode.runtimes.onnx.onnx_engine").import_engine
 OpenVinoProvider = pytest.importorskip("edgedecode.runtimes.onnx.providers.openvino").OpenVinoProvider
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 SLOTS, WIDTHS = 64, (1, 8)
 
 

@@ -17,7 +17,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import CompiledEntry
-from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
@@ -26,9 +26,6 @@ from edgedecode.runtimes.onnx.providers import qnn
 from edgedecode.runtimes.onnx.providers.provider import GraphFiles, assigned_nodes
 from edgedecode.runtimes.onnx.providers.qnn import QnnProvider
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 on_the_emulator = pytest.mark.skipif(
     find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed: pip install 'edgedecode[qnn]'"
 )

@@ -80,7 +80,6 @@ def test_activations_choice_is_recorded_in_the_manifest(
 ) -> None:
     entry = export(massive, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"]
     found = entry.activations
-    assert found is not None
     assert set(found.wide) == set(found.products)
     assert all(error.at8 > 0.1 and error.at16 < error.at8 / 100 for error in found.products.values())
     assert found.ways["16"].agreement >= 0.995
@@ -100,7 +99,6 @@ def test_activations_auto_keeps_8_bits_without_massive_inputs(massive: Path, tmp
         logits = [way.logits(text, visible=visible, positions=range(50)) for way in (one, other)]
     assert np.abs(logits[0] - logits[1]).max() < 1e-4 * logits[1].std()
     entry = export(plain, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"]
-    assert entry.activations is not None
     assert entry.activations.wide == ()
     assert entry.activations.way == entry.activations.ways["8"]
     export(plain, tmp_path / "narrow", stored=recipe(4), activations="8")
@@ -113,11 +111,9 @@ def test_activations_auto_keeps_8_bits_without_massive_inputs(massive: Path, tmp
 def test_activations_auto_gives_16_bits_only_to_massive_inputs(tmp_path: Path) -> None:
     folder = write_massive(tmp_path / "model", massive=("mlp.down_proj",))
     found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
-    assert found is not None
     assert found.wide == ("model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj")
     assert {name for name, level in levels(tmp_path / "pack").items() if level == 2} == set(found.wide)
     assert found.way == found.ways["chosen"]
-    assert found.way is not None
     assert found.way.agreement >= found.ways["16"].agreement - 0.02
 
 
@@ -142,14 +138,12 @@ def test_activations_choice_applies_to_every_graph(massive: Path, tmp_path: Path
 
 def test_activations_explicit_choice_and_models_without_products(llama: Path, tmp_path: Path) -> None:
     wide = export(llama, tmp_path / "wide", stored=recipe(8), activations="16").models["target"].activations
-    assert wide is not None
     assert (wide.asked, len(wide.wide)) == ("16", 9)
     assert set(levels(tmp_path / "wide").values()) == {2}
     assert export(llama, tmp_path / "narrow", activations="8").models["target"].activations is None
     floats = export(llama, tmp_path / "floats", stored=recipe(16), activations="auto").models["target"]
     assert floats.activations is None
     mixed = export(llama, tmp_path / "mixed", stored=recipe(16, head_bits=8), activations="auto").models["target"]
-    assert mixed.activations is not None
     assert set(mixed.activations.products) == {"head"}
 
 
@@ -158,7 +152,6 @@ def test_activations_are_measured_on_the_calibration_text(llama: Path, tmp_path:
     text.write_text("A text that nobody wrote for this. " * 200)
     stored = replace(recipe(4), calibrated=True)
     entry = export(llama, tmp_path / "pack", stored=stored, activations="auto", calibration=text).models["target"]
-    assert entry.activations is not None
     assert entry.activations.text == f"{TOKENS} tokens of the calibration text"
 
 
@@ -222,9 +215,7 @@ def test_activations_auto_finds_enlarged_inputs_of_a_trained_model(demo_pair: Pa
                     reader.weight[:, 5::64] /= 100
     network.save_pretrained(folder)
     found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
-    assert found is not None
     assert set(found.wide) == {name for name in found.products if name != "head" and not name.endswith("o_proj")}
-    assert found.way is not None
     assert found.way.agreement >= 0.98
     assert found.ways["8"].agreement <= found.way.agreement - 0.02
 
@@ -233,7 +224,6 @@ def test_activations_auto_finds_enlarged_inputs_of_a_trained_model(demo_pair: Pa
 def test_activations_auto_keeps_8_bits_for_the_demo_pair(role: str, bits: int, demo_pair: Path, tmp_path: Path) -> None:
     """Both models and both widths, each once."""
     entry = export(demo_pair / role, tmp_path / "pack", stored=recipe(bits), activations="auto").models["target"]
-    assert entry.activations is not None
     assert entry.activations.wide == ()
     low, high = (1e-3, 0.3) if bits == 4 else (0, 5e-3)  # the pair's weights are exact in 8 bits
     assert low < entry.parity["loss_kl"] < high
@@ -245,5 +235,4 @@ def test_activations_auto_keeps_8_bits_for_the_demo_pair(role: str, bits: int, d
 def test_activations_of_fused_matrices_are_measured(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(family="phi3", more={"pad_token_id": 0}))
     found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
-    assert found is not None
     assert all(0 < error.at16 < error.at8 < 0.04 for error in found.products.values())

@@ -27,9 +27,6 @@ pytest.importorskip("onnx_ir")
 from edgedecode.export.npu import compile_pack as compiling
 from edgedecode.export.npu import compile_request
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 on_the_emulator = pytest.mark.skipif(
     find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed: pip install 'edgedecode[qnn]'"
 )
@@ -45,7 +42,7 @@ def small_pack(folder: Path) -> Path:
     manifest = Manifest.load(BUNDLED_PACK)
     draft = manifest.models["draft"]
     graphs = {name: draft.graphs[name] for name in ("base", "lora")}
-    entry = replace(draft, graphs=graphs, trim=None, trimmed=None, gguf="", gguf_plan="", activations=None)
+    entry = replace(draft, graphs=graphs, trimmed=None, gguf="", gguf_plan="", activations=None)
     small = replace(manifest, models={"target": entry}, switching=None, files={})
     small = replace(small, files={name: manifest.files[name] for name in sorted(small.named())})
     for name in small.files:
@@ -172,7 +169,6 @@ def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(
         assert "static" in graph.capabilities
         alone, together = graph.compiled
         assert (alone.socs, together.socs) == ((57,), (69, 87))
-        assert alone.agreement is not None  # the check also refuses nodes that run elsewhere
         assert alone.agreement >= 0.98
         assert together.agreement is None
         assert alone.sdk.startswith("2.")

@@ -188,7 +188,6 @@ def test_export_that_is_interrupted_leaves_no_files(ending: str, llama: Path, tm
     words = ["export", "--target", str(llama), "--out", str(out), "--activations", "8", "--noise-positions", "1000000"]
     command = [sys.executable, "-m", "edgedecode.cli", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr is not None
         while "parity" not in child.stderr.readline():
             assert child.poll() is None
         time.sleep(0.2)  # the endless stage has begun

@@ -89,7 +89,6 @@ def test_picked_rows_refuses_an_unknown_head(skeleton: Skeleton) -> None:
     model = skeleton.model
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     producer = logits.producer()
-    assert producer is not None
     producer.op_type = "Mystery"
     with pytest.raises(ExportError, match=r"do not come from a matrix product|unsupported"):
         picked_rows(model, early=True)

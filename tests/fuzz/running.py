@@ -157,8 +157,6 @@ class Fuzz:
         streams["stdin"].write_bytes(stdin)
         request = {"words": list(words), "folder": str(self.place), "tries": tries}
         request |= {name: str(path) for name, path in streams.items()}
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         answer = json.loads(self._server.stdout.readline())

@@ -137,7 +137,6 @@ def _changed(tensor: Tensor, change: External | Claim) -> Tensor:
         dims = tensor.dims if change.dims is None else change.dims
         return replace(tensor, dims=dims, data_type=tensor.data_type if change.kind is None else change.kind)
     held = tensor.external
-    assert held is not None
     where = ExternalData(
         held.location if change.location is None else change.location,
         held.offset if change.offset is None else change.offset,

@@ -167,7 +167,6 @@ def test_the_models_of_two_files_switch_and_are_calibrated(pack: Path, tmp_path:
     prompts.write_text("".join(json.dumps({"turns": [f"the quick fox {each}"]}) + "\n" for each in range(40)))
     assert main(["calibrate", str(pack), "--prompts", str(prompts), "-n", "4", "--runtime", "onnx"]) == 0
     curve = Manifest.load(pack).switching
-    assert curve is not None
     assert curve.points
     options = SessionOptions(
         sampling=SamplingOptions(temperature=0.0), details=SessionDetails(switch=SwitchOptions(threshold=100.0))

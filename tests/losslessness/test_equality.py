@@ -36,7 +36,6 @@ def test_eval_equality_finds_both_engines_equal(both: Path, capsys: pytest.Captu
     assert found["hits"] >= 0.99 * found["tokens"]
     assert found["largest_gap"] <= found["noise"]["onnx"]
     kept = Manifest.load(both).models["target"].equality
-    assert kept is not None
     assert kept.equal
     assert main(["show", str(both), "--verify"]) == 0
 
@@ -59,5 +58,4 @@ def test_eval_equality_detects_one_damaged_matrix(
     assert main(["eval", "--equality", "-m", str(pack), *LIMITS]) == 1
     assert "NOT EQUAL: onnx and llama differ by more than kernel noise: target on" in capsys.readouterr().out
     kept = Manifest.load(pack).models["target"].equality
-    assert kept is not None
     assert kept.beyond > 0

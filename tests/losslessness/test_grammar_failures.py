@@ -11,7 +11,6 @@ import pytest
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -20,9 +19,6 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from edgedecode.structured.guidance import GrammarTokens
 from edgedecode.structured.matching import GrammarFailed, GuidanceConstraint
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 PANICS = Grammar(
     GrammarKind.LARK,
     "start: one | other\n"

@@ -7,15 +7,10 @@ import pytest
 
 from edgedecode import Completion, Pair, Rule, SamplingOptions
 from edgedecode.engines.text_scores import ScoredText, Scores, score_rows
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from tests.toys import session_options
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 WARM = SamplingOptions(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 NOISE = 1e-3
 """In nats. An engine's kernels round a row differently by the width of its pass; ours do not."""

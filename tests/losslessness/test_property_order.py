@@ -12,7 +12,6 @@ import tokenizers
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured import schema_check
 from edgedecode.structured.grammar import Grammar
 from edgedecode.testing import byte_tokenizer
@@ -25,9 +24,6 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from edgedecode.structured.guidance import GrammarTokens, schema_fault
 from edgedecode.structured.matching import GuidanceConstraint
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 ASKED = "Extract name, age, city as JSON.\nMy name is Clara Reed. I am a singer from Paris and I am 71."
 SAID = {"name": "Clara Reed", "age": 71, "city": "Paris"}
 ONE, TEXT = {"type": "integer"}, {"type": "string"}

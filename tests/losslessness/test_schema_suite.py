@@ -13,16 +13,12 @@ import pytest
 import edgedecode
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions
 from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from tests.shared_paths import SHARED
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="the test extra is not installed")
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 SUITE = SHARED / "data" / "json-schema-tests" / "draft2020-12"
 needs_suite = pytest.mark.skipif(not SUITE.is_dir(), reason="needs the JSON Schema test suite next to the project")
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))

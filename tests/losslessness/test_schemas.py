@@ -10,16 +10,12 @@ import pytest
 import edgedecode
 from edgedecode import InputError, SamplingOptions, SessionOptions
 from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="the test extra is not installed")
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 FORMATS = jsonschema.FormatChecker(["date", "uuid", "ipv4"])  # of the others it checks less than their standard
 WORDS = ("name", "city", "unit", "id", "email", "status", "count", "price", "tags", "due date", "naïve", 'quo"te')
 Schema = dict[str, Any]

@@ -19,7 +19,6 @@ from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.limit import Limit
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from tests.conftest import Refusal
 
@@ -28,9 +27,6 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from edgedecode.structured.guidance import schema_fault
 from tests.toys import session_options
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 PERSON = {
     "type": "object",
     "properties": {

@@ -117,7 +117,6 @@ def test_draft_model_writes_only_with_the_whole_conversation_in_its_state(pair: 
 def test_target_writes_once_the_draft_models_context_is_full(pair: Pair) -> None:
     with pair.session(session_options(context=1024, switch=SwitchOptions(threshold=1e9))) as session:
         writer = session._drafts.switching
-        assert writer is not None
         writer.state._window = 256  # as of a draft model with a shorter context
         session.generate("Tell me a story. " + "The lamp is grey. " * 30, max_tokens=16)
         assert session.stats.unverified_tokens > 0

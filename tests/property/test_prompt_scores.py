@@ -29,7 +29,6 @@ def assert_rows(pair: Pair, tokens: list[int], found: list[TokenLogprob | None],
     for place, each in enumerate(found[1:], 1):
         row = pair.target.logits_after(tokens[:place])[: pair.tokenizer.size].astype(np.float64)
         wanted = row - np.log(np.exp(row - row.max()).sum()) - row.max()
-        assert each is not None
         assert each.logprob == pytest.approx(wanted[each.token], abs=1e-4)
         assert [value for _, value in each.top] == pytest.approx(np.sort(wanted)[::-1][:top], abs=1e-4)
 

@@ -41,7 +41,6 @@ def test_user_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
 def test_cache_folder_is_created_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "a" / "b"))
     folder = cache_folder("verified")
-    assert folder is not None
     assert folder.is_dir()
     assert cache_folder("verified") == folder
 

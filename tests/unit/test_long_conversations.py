@@ -105,7 +105,6 @@ def test_session_continues_an_answer_when_the_context_is_full(
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     assert chat.messages[-1].content == first + second
     event = chunks[events[0]].event
-    assert event is not None
     kept = chat.messages[:-1]
     assert kept == (SYSTEM, *before[1 + 2 * event.turns :], Message("user", "tell me a story"))
     assert event.tokens < CONTEXT

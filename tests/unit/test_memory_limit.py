@@ -54,7 +54,6 @@ def test_limit_in_force_is_the_smallest_limit(
     monkeypatch.setenv(VARIABLE, variable)
     root = system(tmp_path, "0::/app\n", {"app/memory.max": "max\n" if group is None else f"{group}\n"})
     limit = limit_in_force(asked, root=root)
-    assert limit is not None
     assert (limit.nbytes, limit.name) == (nbytes, name)
 
 
@@ -79,7 +78,6 @@ def test_limit_in_force_is_that_of_a_control_group_or_its_parent(
     groups: str, files: dict[str, str], nbytes: int | None, *, tmp_path: Path
 ) -> None:
     limit = limit_in_force(root=system(tmp_path, groups, files))
-    assert limit is not None
     assert (limit.nbytes, limit.name) == ((8_000_000_000, MACHINE) if nbytes is None else (nbytes, GROUP))
 
 

@@ -69,7 +69,6 @@ def test_plan_fits_every_limit_from_the_smallest_on() -> None:
     checked = 0
     for wanted, _, several in plans():
         for plan in several:
-            assert plan.limit_nbytes is not None
             assert plan.fits == (plan.limit_nbytes >= plan.least_running)
             assert plan.nbytes == nbytes_of(plan.choice)
             assert plan.nbytes + sum(cut.nbytes for cut in plan.cuts) <= nbytes_of(wanted)

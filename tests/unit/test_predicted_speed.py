@@ -48,7 +48,6 @@ def test_predicted_speed_without_a_timed_model_is_the_plain_speed() -> None:
 
 def test_predicted_speed_of_accepted_drafts_is_that_of_their_rounds() -> None:
     found = speed(learned(accepted=4), "model", "suffix")
-    assert found is not None
     assert found.drafted is not None
     assert found.drafted == pytest.approx(5 / 1.4 / STEP_S, rel=0.1)  # five tokens per pass and four draft steps
     assert speed(learned(accepted=4), "model", draft_max=0) == found._replace(drafted=None)
@@ -56,5 +55,4 @@ def test_predicted_speed_of_accepted_drafts_is_that_of_their_rounds() -> None:
 
 def test_predicted_speed_of_rejected_drafts_is_not_below_the_plain_speed() -> None:
     found = speed(learned(accepted=0, draft_step=0.5), "model")
-    assert found is not None
     assert found.drafted == found.plain

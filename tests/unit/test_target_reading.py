@@ -26,7 +26,6 @@ ADAPTERS = (
 
 def test_span_of_an_activated_adapter_begins_at_its_most_recent_invocation() -> None:
     activated = ADAPTERS[3]
-    assert activated is not None
     assert adapter_span(activated, [1, 7, 8, 2, 7, 8, 3]) == AdapterSpan(activated.use, 4)
     assert adapter_span(activated, [7, 8]) == AdapterSpan(activated.use, 0)
     assert adapter_span(ADAPTERS[1], [7, 8]) == AdapterSpan(AdapterUse("ordinary", "a"), 0)

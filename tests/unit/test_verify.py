@@ -125,7 +125,6 @@ def test_ratio_rule_accepts_below_the_ratio_and_corrects_above_it() -> None:
     above = verify(sampled([token], q), rows, Uniforms([ratio + 1e-6, 0.3]), rule=Rule.RATIO)
     assert (above.path, above.outcome) == ((), Outcome.CORRECTION)
     residual = p.minus(q)
-    assert residual is not None
     assert above.tokens == (int(residual.ids[0]),)  # the rescaled uniform is just above 0
 
 

@@ -15,14 +15,9 @@ import pytest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.lint import RULES, lint_bundle
 from edgedecode.export.bundles.package import _listed
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.conftest import Refusal
 from tests.export.conftest import run
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 GRADLE, MANIFEST = Path("gradle/app/build.gradle.kts"), Path("gradle/app/src/main/AndroidManifest.xml")
 LIBRARY = "lib/arm64-v8a/liba.so"
 

@@ -20,10 +20,6 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from tests.conftest import Refusal
 from tests.export.conftest import run
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
-
 
 @pytest.fixture(scope="module")
 def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,14 +13,8 @@ import pytest
 from edgedecode.export.bundles import selftest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.conftest import Refusal
 from tests.export.conftest import run
-
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 
 
 @pytest.fixture

@@ -210,7 +210,6 @@ def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, refusal: Refusal) -
     assert "there is no folder" in refusal("trim", str(tmp_path / "nowhere"))
 
 
-@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
 def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
     ids = np.arange(0, 8192, 8)
@@ -218,8 +217,6 @@ def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> 
     with load(copy, runtime="onnx", options=LoadOptions(verify=True)) as pair:
         tokens = pair.tokenizer.encode("Tell me a story about a fox.")
         full, trimmed = pair.draft, pair.drafts.hold("trim")
-        assert full is not None
-        assert trimmed is not None
         expected = full.forward(tokens, full.new_state(64), rows="all").logits[:, ids].copy()
         found = trimmed.forward(tokens, trimmed.new_state(64), rows="all").logits
         assert np.array_equal(found, expected) or not full.card.row_invariant
@@ -233,13 +230,11 @@ def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> 
         assert session.drafter_name == "model+suffix"
 
 
-@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
 def test_plan_beside_a_session_with_the_full_draft_counts_the_trimmed_one() -> None:
     """Both are loaded then, under names of their own."""
     options = SessionOptions(drafter="trim", draft_max=4, context=512)
     with load(runtime="onnx") as pair, pair.session(replace(options, drafter="model")):
         before, footprint = pair.budget.used_nbytes, pair.shared.footprint
-        assert footprint is not None
         planned = footprint.fit_session(options, pair.budget)
         with pair.session(options) as session:
             session.generate("hello", max_tokens=8)
@@ -247,7 +242,6 @@ def test_plan_beside_a_session_with_the_full_draft_counts_the_trimmed_one() -> N
     assert {"weights:trim", "kv:trim"} <= dict(planned.holders).keys()
 
 
-@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
 def test_plan_gives_up_the_trimmed_draft_then_the_full_one() -> None:
     options = SessionOptions(context=2048)
     for _ in range(2):  # the first plan of a process makes it larger
