@@ -22,7 +22,7 @@ from edgedecode.memory.budget import PROCESS, Budget, Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
-from edgedecode.pack.entries import DRAFT
+from edgedecode.pack.entries import DRAFT, HEAD
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
@@ -92,7 +92,7 @@ class Pair:
             provider=request.provider,
             target=target,
             drafts=DraftModels(
-                self._load_draft if DRAFT in manifest.models else None,
+                self._load_draft,
                 adapters=partial(adapters.of_draft, runtime=draft_engine(runtime)),
             ),
             footprint=footprint,
@@ -277,10 +277,16 @@ class Pair:
     def _preferred(self) -> tuple[str, ...]:
         """Return the drafters with a draft model on an engine that cannot plan."""
         return preferred_drafters(
-            self.manifest, runtime=draft_engine(self._engine), kv_type=self._kv_type or "", loading=self._loading
+            self.manifest,
+            runtime=draft_engine(self._engine),
+            kv_type=self._kv_type or "",
+            loading=self._loading,
+            heads=self._serves_heads,
         )
 
-    def _load_draft(self, role: str, needs: Sequence[str]) -> LanguageModel:
+    def _load_draft(self, role: str, needs: Sequence[str]) -> LanguageModel | None:
+        if role == HEAD or DRAFT not in self.manifest.models:
+            return self._load_head() if role == HEAD and self.manifest.head is not None else None
         entry = self.manifest.located(role)
         names = {self.manifest.models[DRAFT].weights, self.manifest.models[DRAFT].gguf}
         names |= {name for graph in entry.graphs.values() for name in graph.files}
@@ -290,6 +296,20 @@ class Pair:
                 with suppress(BudgetExceeded, CapabilityError):  # then drafts without adapters
                     return self._open(role, needs=(*needs, ADAPTERS))
             return self._open(role, needs=needs)
+
+    def _load_head(self) -> LanguageModel:
+        """Open the drafting head beside the target. Raises CapabilityError if the engine runs none."""
+        if not self._serves_heads:
+            raise CapabilityError(
+                f"the engine {self.runtime} runs no drafting heads here: use --runtime onnx on the processor"
+            )
+        with opening(self.root, missing_seconds=0):
+            check_unchanged(self.manifest, self.root, {self.manifest.located(HEAD).gguf})
+            return self._open(HEAD)
+
+    @property
+    def _serves_heads(self) -> bool:
+        return self.provider == "cpu" and bool(getattr(self._engine, "serves_heads", False))
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; a draft that lacks it opens with its default."""
@@ -303,6 +323,7 @@ class Pair:
             return self._open_with(role, needs=needs)
 
     def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
+        head = self.manifest.head
         return self._engine.open(
             ModelRequest(
                 self.manifest.located(role),
@@ -313,5 +334,7 @@ class Pair:
                 threads=self._threads,
                 provider=self.provider,
                 needs=(*needs, *role_needs(role, self._loading)),
+                taps=head.taps if head is not None and role == "target" and self._serves_heads else (),
+                beside=self.target if role == HEAD else None,
             )
         )

@@ -30,6 +30,7 @@ def summary_table(manifest: Manifest, root: Path) -> Table:
         {
             "pack": f"{manifest.name}, {files}, {root}",
             **{role: _model_line(manifest, role) for role, _ in models},
+            **({"head": _head_line(manifest)} if manifest.head is not None else {}),
             **_loss(next(iter(manifest.models.values()))),
             "licence": ", ".join(licences),
             "chat template": "yes" if manifest.chat_template is not None else "none, a generic one is used",
@@ -81,6 +82,13 @@ def _model_line(manifest: Manifest, role: str) -> str:
     entry = manifest.models[role]
     weights = f"{format_nbytes(manifest.weights_nbytes(role))} ({_quantization(entry)})"
     return f"{entry.parameters / 1e6:.1f}M parameters, {weights}, context of {entry.context} tokens"
+
+
+def _head_line(manifest: Manifest) -> str:
+    head = manifest.head
+    assert head is not None
+    size = format_nbytes(manifest.files[head.gguf].nbytes)
+    return f"{head.parameters / 1e6:.1f}M parameters, {size} ({head.source}); licence: {head.license}"
 
 
 def _quantization(entry: ModelEntry) -> str:

@@ -17,6 +17,10 @@ __all__ = [
     "AdapterModel",
     "AdapterSpan",
     "AdapterUse",
+    "DraftHead",
+    "FeatureState",
+    "Features",
+    "HeadOutput",
     "LanguageModel",
     "LowRank",
     "ModelCard",
@@ -237,6 +241,58 @@ class AdapterModel(Protocol):
         """Release an adapter's memory; does nothing if it is not loaded.
 
         scale: release only what states keep allocated for this scale.
+        """
+        ...
+
+
+class Features(Protocol):
+    """What some layers of a target read at a state's last positions: the residual stream, before their norms."""
+
+    @property
+    def oldest(self) -> int:
+        """The first position that is kept; every later one of the state is too."""
+        ...
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Return those of settled positions, float32 [stop - start, layers · hidden size]: a copy."""
+        ...
+
+
+@runtime_checkable
+class FeatureState(State, Protocol):
+    """A state that can keep features, which a drafting head reads."""
+
+    def keep_features(self) -> Features:
+        """Keep those of every pass from now on, until the state is closed; the same object for every call.
+
+        Raises CapabilityError if its model was opened without them, BudgetExceeded before allocating.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """The last row's logits, [card.rows], a view until the next pass, and what the next step reads, [hidden size]."""
+
+    logits: FloatArray
+    hidden: FloatArray
+
+
+@runtime_checkable
+class DraftHead(LanguageModel, Protocol):
+    """A drafting head: a model of one layer that reads what a target computed (EAGLE-3, 2503.01840)."""
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        features: FloatArray | None = None,
+        hidden: FloatArray | None = None,
+    ) -> HeadOutput:
+        """Append rows as pending. Each reads a position's features, or the row before's output, and the next token.
+
+        Exactly one of both is given, [rows, its width]. The logits predict the token after the last of `tokens`.
         """
         ...
 

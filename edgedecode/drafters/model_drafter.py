@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.model import DraftHead, FeatureState, LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
@@ -84,6 +85,26 @@ class ModelSource(DrafterSource):
         return ModelDrafter(usable_model(setting), setting)
 
 
+class HeadSource(DrafterSource):
+    """Opens drafters over the pair's head. Raises CapabilityError if there is none, or nothing that it could read."""
+
+    name = "head"
+    scheduled = Scheduled.BY_NAME  # as for draft models
+    needs_model = samples = True
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        head, target = setting.draft_model, setting.target_state
+        if not isinstance(head, DraftHead):
+            raise CapabilityError("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one")
+        if not isinstance(target, FeatureState):
+            raise CapabilityError("the target's engine does not show what a drafting head reads: use --runtime onnx")
+        from .head_state import HeadState  # late: most packs have no head
+
+        target.keep_features()
+        make = partial(HeadState, head, target, capacity=setting.capacity)
+        return ModelDrafter(head, setting, name=self.name, make=make)
+
+
 def usable_model(setting: DraftSetting) -> LanguageModel:
     """Return the setting's draft model. Raises CapabilityError if there is none, or it cannot roll back."""
     if setting.draft_model is None:
@@ -95,13 +116,18 @@ def usable_model(setting: DraftSetting) -> LanguageModel:
     return setting.draft_model
 
 
-def join_state(setting: DraftSetting, model: LanguageModel, user: str) -> ModelState:
-    """Return the session's state of this model, and add the drafter `user` to its users until it leaves."""
+def join_state(
+    setting: DraftSetting, model: LanguageModel, user: str, *, make: Callable[[], ModelState] | None = None
+) -> ModelState:
+    """Return the session's state of this model, and add the drafter `user` to its users until it leaves.
 
-    def make() -> ModelState:
+    make: makes the first one's, unless it is a plain state.
+    """
+
+    def plain() -> ModelState:
         return ModelState(model, capacity=setting.capacity, tree=setting.tree)
 
-    return setting.states.join(model, user, make)
+    return setting.states.join(model, user, make or plain)
 
 
 class FullRows:
@@ -159,12 +185,19 @@ class ModelDrafter:
 
     free = False
 
-    def __init__(self, model: LanguageModel, setting: DraftSetting, *, name: str = "model") -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        setting: DraftSetting,
+        *,
+        name: str = "model",
+        make: Callable[[], ModelState] | None = None,
+    ) -> None:
         self.name = name
         kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
         self._distributions = setting.budget.reserve(f"distributions:{name}", kept)
         try:
-            self.state = join_state(setting, model, name)
+            self.state = join_state(setting, model, name, make=make)
         except BaseException:
             self._distributions.release()
             raise

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafter import Drafter
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.memory.budget import Budget, Holder
 from edgedecode.sampling.probs import SharedNoise
 from edgedecode.sampling.row_draw import NumpyRowDraw, RowDraw
@@ -41,6 +41,8 @@ class DraftSetting:
     """Samples a token from a row of logits."""
     states: ModelStates = field(default_factory=ModelStates)
     """The session's draft model states, which its drafters share."""
+    target_state: State | None = None
+    """The target's state, of which a drafting head reads more than tokens. It belongs to the session."""
 
 
 class Scheduled(Enum):

@@ -66,6 +66,10 @@ class ModelRequest:
     needs: Collection[str] = ()
     """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP`, `NO_REPACK` or
     `SQUARES`."""
+    taps: tuple[int, ...] = ()
+    """The layers whose inputs a drafting head reads: the model's states are `FeatureState`s."""
+    beside: LanguageModel | None = None
+    """The target that a drafting head is opened for, whose embedding it reads; None: unknown, as in a plan."""
 
 
 class Runtime(Protocol):

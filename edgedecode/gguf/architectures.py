@@ -79,5 +79,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }  # fmt: skip
 """By transformers' class, as config.json names it."""
 
+HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
+"""Drafting heads, which are no models: one layer that also reads what layers of the target read."""
+
 BY_NAME: Mapping[str, Architecture] = {each.name: each for each in [*ARCHITECTURES.values()][::-1]}
 """By llama.cpp's name; where two classes share it, the first."""

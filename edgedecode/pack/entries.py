@@ -160,8 +160,6 @@ class CompiledEntry:
 
 DRAFT, TRIM, HEAD = "draft", "trim", "head"
 """The names of a pack's draft models: the full one, the one with a smaller vocabulary, and the drafting head."""
-HEAD_ARCHITECTURE = "eagle3"
-"""llama.cpp's name of the form of drafting heads."""
 HEAD_FILE = "head/head.gguf"
 TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
 """Each file of a trimmed draft has two names, so that the old and the new file can exist at the same time."""
@@ -302,6 +300,8 @@ class ModelEntry:
     """The same draft model with a smaller vocabulary; None: never trimmed."""
     activations: ActivationsEntry | None = None
     """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
+    taps: tuple[_Window, ...] = ()
+    """Of a drafting head: the target's layers whose inputs it reads."""
 
     @property
     def takes_adapters(self) -> bool:

@@ -20,6 +20,7 @@ from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 from .entries import (
     DRAFT,
     DRAFT_ADAPTER,
+    HEAD,
     ID_NBYTES,
     STACKS,
     TRIM,
@@ -77,6 +78,8 @@ class Manifest:
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
     switching: SwitchCurve | None = None
     """The calibrated curve of entropy switching; None: never calibrated."""
+    head: ModelEntry | None = None
+    """The drafting head, a GGUF file; None: the pack has none."""
 
     @classmethod
     def load(cls, root: Path) -> Manifest:
@@ -142,8 +145,12 @@ class Manifest:
     def located(self, role: str) -> ModelEntry:
         """Return a role's entry as engines open it: files outside the pack are given by absolute path.
 
-        TRIM is the draft model's entry with the trimmed graph. Raises CapabilityError if there is none.
+        TRIM is the draft model's entry with the trimmed graph. Raises CapabilityError if there is none, or no HEAD.
         """
+        if role == HEAD:
+            if self.head is None:
+                raise CapabilityError("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one")
+            return self.head
         entry = self._trimmed() if role == TRIM else self.models[role]
         return replace(entry, weights=self._place(entry.weights), gguf=self._place(entry.gguf))
 
@@ -173,6 +180,7 @@ class Manifest:
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
             named |= {name for graph in entry.graphs.values() for name in graph.files} | ({entry.gguf_plan} - {""})
             named |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
+        named |= set() if self.head is None else {self.head.gguf}
         adapters = {name for adapter in self.adapters.values() for name in (adapter.file, adapter.config) if name}
         return named | (adapters - set(self.outside))
 

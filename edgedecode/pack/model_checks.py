@@ -49,6 +49,26 @@ def check_models(manifest: Manifest, root: Path) -> None:
             _check_compiled(graph, root)
         if entry.gguf:
             check_header(read_header(root / entry.gguf), entry, path=root / entry.gguf)
+    _check_head(manifest, root)
+
+
+def _check_head(manifest: Manifest, root: Path) -> None:
+    """Check the drafting head's file; its engine checks the shapes of its tensors."""
+    head = manifest.head
+    if head is None:
+        return
+    from edgedecode.gguf.architectures import HEAD  # late: few packs have one
+    from edgedecode.gguf.contents import read_contents
+    from edgedecode.gguf.header import OUTPUT
+
+    target, contents = manifest.models["target"], read_contents(root / head.gguf)
+    output = contents.tensors.get(OUTPUT)
+    if contents.fields.get("general.architecture") != HEAD.name or output is None:
+        raise ManifestError(f"{root / head.gguf} holds no drafting head: add the head again")
+    if output.shape != (head.hidden_size, head.rows) or head.hidden_size != target.hidden_size:
+        raise ManifestError(f"{root / head.gguf} has other sizes than the manifest says: add the head again")
+    if any(not 0 < layer < target.layers for layer in head.taps):
+        raise ManifestError(f"the head reads layers {list(head.taps)}, the target has {target.layers}: add it again")
 
 
 def _check_compiled(graph: Graph, root: Path) -> None:

@@ -6,23 +6,23 @@ from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ADAPTERS
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.pack.entries import DRAFT, TRIM
+from edgedecode.pack.entries import DRAFT, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
 
-DRAFT_ROLES = (DRAFT, TRIM)
+DRAFT_ROLES = (DRAFT, TRIM, HEAD)
 FULL = "model"
 """The drafter that runs the full draft model."""
 
 
 class DraftModels:
-    """Loads draft models on demand through `load`, which takes a role (DRAFT, TRIM) and needs of `Runtime.open`.
+    """Loads draft models on demand through `load`, which takes a role (DRAFT, TRIM, HEAD) and needs of `Runtime.open`.
 
-    load: None if the pack has no draft model. adapters: returns the pack's adapters for a loaded model.
+    load: returns None if the pack has no such model. adapters: returns the pack's adapters for a loaded model.
     """
 
     def __init__(
         self,
-        load: Callable[[str, Sequence[str]], LanguageModel] | None,
+        load: Callable[[str, Sequence[str]], LanguageModel | None],
         *,
         adapters: Callable[[LanguageModel], PackAdapters] | None = None,
     ) -> None:
@@ -91,27 +91,27 @@ class DraftModels:
         self.keep(())
 
     def _model(self, role: str, needs: Sequence[str]) -> LanguageModel | None:
-        if self._load is None:
-            return None
         key = role, tuple(needs)
-        if key not in self._loaded:
-            self._loaded[key] = self._load(role, needs)
-        return self._loaded[key]
+        if key not in self._loaded and (model := self._load(role, needs)) is not None:
+            self._loaded[key] = model
+        return self._loaded.get(key)
 
 
 def role_of(drafter: str) -> str:
     """Return the role of the draft model that a drafter with a model runs."""
-    return TRIM if drafter == TRIM else DRAFT
+    return drafter if drafter in (TRIM, HEAD) else DRAFT
 
 
 def preferred_drafters(
-    manifest: Manifest, *, runtime: str, kv_type: str = "", loading: Sequence[str] = ()
+    manifest: Manifest, *, runtime: str, kv_type: str = "", loading: Sequence[str] = (), heads: bool = False
 ) -> tuple[str, ...]:
     """Return the drafters with a draft model that sessions may choose by default, the preferred one first.
 
     runtime: the draft's engine. The trimmed draft comes first where it is faster, and has the KV type asked for if the
-    full one has it; it takes no adapters.
+    full one has it; it takes no adapters. heads: whether the engine runs heads; one costs less than any draft model.
     """
+    if heads and manifest.head is not None:
+        return HEAD, *preferred_drafters(manifest, runtime=runtime, kv_type=kv_type, loading=loading)
     draft = manifest.models.get(DRAFT)
     if draft is None:
         return ()

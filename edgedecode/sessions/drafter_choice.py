@@ -56,7 +56,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     Raises CapabilityError if the target would have to roll back rejected drafts and cannot, or for switching between
     models with options that exclude it.
     """
-    _check_switching(options, has_draft=bool(facts.drafts))
+    _check_switching(options, has_draft="model" in facts.drafts)
     names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
@@ -88,7 +88,7 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     if options.drafter is not None:
         return (options.drafter,)
     if options.fixed or options.details.rule is Rule.RATIO:
-        return ("model",) if facts.drafts else (WITHOUT_MODEL,)
+        return ("model",) if "model" in facts.drafts else facts.drafts[:1] or (WITHOUT_MODEL,)
     first = ("model",) if options.details.switch is not None else facts.drafts[:1]  # switching needs all ids
     return (*first, *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
 

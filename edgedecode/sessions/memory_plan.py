@@ -29,7 +29,7 @@ from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget, Holder, total_nbytes
 from edgedecode.options import SessionOptions, planned_context
-from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, TRIM
+from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import FULL, preferred_drafters
@@ -224,13 +224,22 @@ class PackFootprint:
     def preferred(self) -> tuple[str, ...]:
         """The drafters with a draft model that sessions may choose by default, the preferred one first."""
         names = preferred_drafters(
-            self._manifest, runtime=draft_engine(self._engine), kv_type=self._kv_type, loading=self._loading
+            self._manifest,
+            runtime=draft_engine(self._engine),
+            kv_type=self._kv_type,
+            loading=self._loading,
+            heads=self._provider == "cpu" and getattr(self._engine, "serves_heads", False),
         )
+        if HEAD in names:
+            try:
+                self._model(HEAD, self._kv_type)
+            except EdgeDecodeError:  # our kernels do not run it here
+                names = names[1:]
         if TRIM in names and (self._provider != "cpu" or getattr(self._engine, "draft_place", None) is not None):
             try:
                 self._model(TRIM, self._kv_type)
             except CapabilityError:  # the provider does not run its graph
-                return (FULL,)
+                names = tuple(name for name in names if name != TRIM)
         return names
 
     @cached_property
@@ -309,7 +318,7 @@ def _is_drafts(lease_name: str, roles: Sequence[str]) -> bool:
 
 def _role(choice: Choice) -> str:
     """Return the role of the draft model that the choice's drafters run."""
-    return TRIM if TRIM in choice.drafters else DRAFT
+    return next((name for name in choice.drafters if name in (HEAD, TRIM)), DRAFT)
 
 
 def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:

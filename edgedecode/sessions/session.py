@@ -72,6 +72,7 @@ class Session:
                 sampled=options.details.rule is Rule.RATIO,
                 noise=self._noise,
                 row_draw=self._row_draw,
+                target_state=self._turns.state,
             )
             self._drafts = SessionDrafting(shared, options, setting, noise=self._draft_noise)
             undo.pop_all()

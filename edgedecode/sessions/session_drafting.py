@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.model import AdapterSpan, AdapterUse, LanguageModel
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, DraftHead, LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
@@ -98,7 +98,7 @@ class SessionDrafting:
         name = self._draft_adapter(None if adapter is None else adapter.name)
         with ExitStack() as held:
             for state in self._setting.states.used:
-                if adapter is None or name is None:
+                if adapter is None or name is None or isinstance(state.model, DraftHead):
                     state.read_with(AdapterSpan())
                     continue
                 chosen: ActiveAdapter | None = None

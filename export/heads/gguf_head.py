@@ -16,11 +16,11 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import HEAD
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
-from edgedecode.pack.entries import HEAD_ARCHITECTURE
 
 from ..frameworks import refused
 from ..gguf.row_source import BLOCK, transcode
@@ -39,8 +39,8 @@ def read_gguf_head(path: Path) -> Head:
     """Read a GGUF file. Quantized matrices keep their blocks. Raises ExportError in one line."""
     with refused():
         contents = read_contents(path, arrays=True)
-    if (found := contents.fields.get("general.architecture")) != HEAD_ARCHITECTURE:
-        raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD_ARCHITECTURE!r}")
+    if (found := contents.fields.get("general.architecture")) != HEAD.name:
+        raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD.name!r}")
     if (layers := _integer(contents, "block_count", 1)) != 1:
         raise ExportError(f"{path} has {layers} layers: heads have one")
     tensors = {name: _read(path, contents, tensor) for name, tensor in contents.tensors.items() if name != _IDS}
@@ -80,11 +80,11 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, head_bits: int, ta
     }
     texts = {"license": shape.license, "base_model.0.name": shape.verifier}
     fields = [
-        encoded_field("general.architecture", HEAD_ARCHITECTURE),
+        encoded_field("general.architecture", HEAD.name),
         *(encoded_field(f"general.{name}", value) for name, value in texts.items() if value),
-        *(encoded_field(f"{HEAD_ARCHITECTURE}.{name}", value) for name, value in numbers.items()),
-        *(encoded_field(f"{HEAD_ARCHITECTURE}.{name}", value, kind=BOOL) for name, value in flags.items()),
-        encoded_field(f"{HEAD_ARCHITECTURE}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
+        *(encoded_field(f"{HEAD.name}.{name}", value) for name, value in numbers.items()),
+        *(encoded_field(f"{HEAD.name}.{name}", value, kind=BOOL) for name, value in flags.items()),
+        encoded_field(f"{HEAD.name}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
     ]
     tensors = [
         _written(name, head.tensors[name], bits=head_bits if name in (OUTPUT, EMBEDDING) else bits)
@@ -134,11 +134,11 @@ def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], *, path: Path)
     output, table = tensors.get(OUTPUT), tensors.get(EMBEDDING)
     if output is None:
         raise ExportError(f"{path} has no {OUTPUT}: heads that use their target's are not supported")
-    scaling = contents.fields.get(f"{HEAD_ARCHITECTURE}.rope.scaling.type", "none")
+    scaling = contents.fields.get(f"{HEAD.name}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise ExportError(f"{path}: the head's RoPE scaling is {scaling!r}: none and linear are supported")
-    taps = next((found for name in _TAPS if (found := contents.layers.get(f"{HEAD_ARCHITECTURE}.{name}"))), ())
-    vocabulary = contents.integer(f"{HEAD_ARCHITECTURE}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
+    taps = next((found for name in _TAPS if (found := contents.layers.get(f"{HEAD.name}.{name}"))), ())
+    vocabulary = contents.integer(f"{HEAD.name}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
     return HeadShape(
         hidden=hidden,
         target_hidden=_integer(contents, "target_hidden_size", hidden),
@@ -162,18 +162,18 @@ def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], *, path: Path)
 
 
 def _integer(contents: Contents, name: str, default: int) -> int:
-    return contents.integer(f"{HEAD_ARCHITECTURE}.{name}") or default
+    return contents.integer(f"{HEAD.name}.{name}") or default
 
 
 def _needed(contents: Contents, name: str, path: Path) -> int:
     if not (found := _integer(contents, name, 0)):
-        raise ExportError(f"{path} has no field {HEAD_ARCHITECTURE}.{name}: download the head again")
+        raise ExportError(f"{path} has no field {HEAD.name}.{name}: download the head again")
     return found
 
 
 def _number(contents: Contents, name: str, default: float) -> float:
     """Return a number as it was before it was stored in 32 bits, so that every layout gives the same one."""
-    value = contents.fields.get(f"{HEAD_ARCHITECTURE}.{name}", default)
+    value = contents.fields.get(f"{HEAD.name}.{name}", default)
     return float(str(np.float32(value))) if isinstance(value, (int, float)) else default
 
 

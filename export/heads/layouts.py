@@ -98,13 +98,14 @@ def _check_kind(config: Mapping[str, Any], tensors: Mapping[str, HeadTensor], *,
     """Raise ExportError for heads of another kind, by name."""
     kind = str(config.get("speculators_model_type") or " ".join(map(str, config.get("architectures") or ())))
     fc, names = tensors.get("fc.weight") or tensors.get("model.fc.weight"), " ".join(tensors)
-    hidden = config.get("hidden_size")
+    wide = config.get("hidden_size") or 0
+    read = config.get("target_hidden_size") or wide
     others = {
         "a DSpark": "dspark" in kind.lower() or "markov" in names,
         "a DFlash": "dflash" in kind.lower() or "dflash_config" in config,
         "an MTP": kind == "mtp" or any(part in names for part in ("mtp.", "eh_proj", "nextn")),
         "a Medusa": "medusa" in names.lower(),
-        "an EAGLE-1 or EAGLE-2": kind == "eagle" or (fc is not None and fc.shape[-1:] == (2 * (hidden or 0),)),
+        "an EAGLE-1 or EAGLE-2": kind == "eagle" or (fc is not None and fc.shape[-1:] == (2 * wide,) != (3 * read,)),
     }
     for name, found in others.items():
         if found:

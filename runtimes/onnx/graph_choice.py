@@ -11,6 +11,8 @@ from edgedecode.pack.static_graphs import STATIC
 
 GGUF = "gguf"
 """The capability of a graph that is built from a GGUF file, which is the graph's file."""
+DRAFTING_HEAD = "head"
+"""The capability of the graph of a drafting head."""
 INT8_KV = "kv:int8"
 _KV = "kv:"
 _EXPORTED_AS = {"lora": "lora", INT8_KV: "kv8"}

@@ -10,7 +10,7 @@ from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import MASK
 
-from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
+from .kernels.rewriting import GIVEN_TILES, GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
 from .providers.provider import Provider
 
@@ -19,6 +19,9 @@ FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""
 SQUARES_OUTPUT = "squares."
 """Prefix of the outputs with the sums of squares of a matrix's input, before the tensor's name: float32 [columns]."""
+FEATURES_INPUT, HIDDEN, HIDDEN_INPUT = "features", "hidden", "last_hidden"
+"""A drafting head's inputs, of which rows have one or the other, features first: float32 [1, rows, taps · hidden], what
+layers of the target read, and [1, rows, hidden], its own output `HIDDEN` for the row before, [rows picked, hidden]."""
 ADAPTER_INPUT = "lora."
 """Prefix of the inputs that take an adapter's matrices."""
 # Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
@@ -146,7 +149,7 @@ def check_contract(
         if unknown := [name for name in replaced if name not in biases]:
             raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
-    more = [TILES, GRAPH_TILES] if own else []
+    more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
     _check_contract(session, entry, path=path, needed=[*SCALARS, *biases], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):

@@ -31,6 +31,8 @@ from .session_model import SessionModel, split_rows
 
 if TYPE_CHECKING:
     from .biases import Biases
+    from .features import FeatureRows
+    from .kernels.serving import GivenTable
     from .onnx_adapters import Adapters
 
 
@@ -38,7 +40,8 @@ class OnnxModel(SessionModel[OnnxState]):
     """Implements `LanguageModel` over one open session.
 
     It owns the session and the given `leases`. tiles: the weights of our products, by graph input. tiled: the graph has
-    our attention, whose keys are stored in tiles too.
+    our attention, whose keys are stored in tiles too. table: the embedding, for a drafting head. features: the outputs
+    that it reads.
     """
 
     def __init__(  # noqa: PLR0913  (the parts of one open graph)
@@ -55,9 +58,12 @@ class OnnxModel(SessionModel[OnnxState]):
         tiles: Mapping[str, npt.NDArray[np.uint8]],
         tiled: bool,
         use_threads: Callable[[int], None] | None,
+        table: "GivenTable | None" = None,
+        features: Sequence[str] = (),
     ) -> None:
         super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         self._use_threads = use_threads
+        self.table, self._features = table, tuple(features)
         self._buffers = Buffers(
             engine,
             name=card.name,
@@ -128,7 +134,7 @@ class OnnxModel(SessionModel[OnnxState]):
                 tiled=self._tiled,
             )
             state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
-            state.plans_tree = tree
+            state.plans_tree, state.make_features = tree, self._make_features
             state.binding = self._bind(state)
             return state
 
@@ -187,6 +193,18 @@ class OnnxModel(SessionModel[OnnxState]):
         if self._adapters is None:
             raise CapabilityError(f"{self._card.name} has no adapter inputs: it takes no adapters")
         return self._adapters
+
+    def _make_features(self, start: int) -> "FeatureRows":
+        """Return where a state of this length keeps features."""
+        from .features import FeatureRows, features_nbytes
+
+        name, hidden = self._card.name, self._entry.hidden_size
+        if not self._features:
+            raise CapabilityError(
+                f"the {name} was opened without the outputs that a drafting head reads, or our kernels do not run it"
+            )
+        lease = self._budget.reserve(f"features:{name}", features_nbytes(len(self._features), hidden))
+        return FeatureRows(self._features, hidden=hidden, start=start, lease=lease)
 
     def _drop(self) -> None:
         self._tiles.clear()
@@ -267,6 +285,8 @@ class OnnxModel(SessionModel[OnnxState]):
             rows = (rows[0], rows[0])
         self._inputs.bind(state, tokens, start=start, rows=rows, slot=slot)
         self._biases.bind(state.binding, state, start=start, width=width)
+        if state.features is not None:
+            state.features.bind(state.binding, first=state.length + start, width=width)
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)
         self._session.run_with_iobinding(state.binding)

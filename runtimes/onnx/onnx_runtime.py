@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,10 +27,11 @@ from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .graph_choice import GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf
+from .graph_choice import DRAFTING_HEAD, GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
-from .kernels.serving import Served, explain, serve
+from .kernels.rewriting import GIVEN_TILES
+from .kernels.serving import Served, explain, given_table, serve
 from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_engine import import_engine
@@ -55,6 +56,8 @@ class OnnxRuntime:
     A role has several graphs over one weights file, and only one of them is opened: the engine packs the weights per
     session, so a second session over the same file would hold them twice.
     """
+
+    serves_heads = True
 
     def __init__(self) -> None:
         self._engine = import_engine()
@@ -163,9 +166,13 @@ class OnnxRuntime:
                 self._code[budget] = code
                 return model
             own = None
-            tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
+            tiles: dict[str, npt.NDArray[np.uint8]] = {}
+            table, given = None, given_table(request.beside)
             if served is not None:
                 tiles = served.tiles()
+                table = served.table(tiles)
+                if given is not None:
+                    tiles |= {GIVEN_TILES: given.tiles}
                 own = OwnKernels(served.library.path, served.rewritten.data, in_order=SQUARES in graph.capabilities)
             invariant = found.card.row_invariant
             session = open_session(
@@ -182,7 +189,7 @@ class OnnxRuntime:
             check_contract(session, entry, graph, path=found.path, replaced=replaced)
             chooses = threads is None and found.chooses_threads
             card = replace(found.card, threads=most_threads() if chooses else found.threads)
-            model = OnnxModel(
+            model = _kind_of(graph)(
                 self._engine,
                 provider=found.provider,
                 tiles=tiles,
@@ -194,6 +201,8 @@ class OnnxRuntime:
                 footprint=footprint,
                 budget=budget,
                 leases=leases,
+                table=table,
+                features=() if served is None else served.features,
             )
             undo.pop_all()
             self._code[budget] = code
@@ -217,6 +226,10 @@ class OnnxRuntime:
             return static_footprint(request.entry, found.card, found.static, loaded)
         buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
         holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
+        if DRAFTING_HEAD in found.graph.capabilities:
+            from .gguf.head_file import head_features
+
+            holders = partial(holders, more=(head_features(request.root / found.graph.file),))
         return ModelFootprint(found.card, (*loaded, buffers), holders)
 
     def _kept_choice(self, found: _Found) -> Path | None:
@@ -254,7 +267,15 @@ class OnnxRuntime:
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
-                served = serve(entry, graph, root=root, threads=request.threads or most_threads(), rows=rows)
+                served = serve(
+                    entry,
+                    graph,
+                    root=root,
+                    threads=request.threads or most_threads(),
+                    rows=rows,
+                    taps=request.taps,
+                    beside=request.beside,
+                )
             footprint = planned(entry, graph, path, served)
         if most := provider.most_rows():
             footprint = replace(footprint, rows_per_pass=min(most, footprint.rows_per_pass))
@@ -318,6 +339,14 @@ def _code(provider: Provider) -> tuple[Holder, ...]:
     return CODE, *([Holder(f"driver:{provider.name}", driver)] if driver else [])
 
 
+def _kind_of(graph: Graph) -> type[OnnxModel]:
+    if DRAFTING_HEAD not in graph.capabilities:
+        return OnnxModel
+    from .head_model import HeadModel
+
+    return HeadModel
+
+
 def _card(request: ModelRequest, graph: Graph) -> ModelCard:
     """Return the card as far as the manifest determines it."""
     entry, ids, size = request.entry, None, min(request.entry.rows, request.vocabulary_size)
@@ -326,6 +355,10 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
 
         size = request.vocabulary_size
         ids = read_token_ids(request.root / graph.token_ids, rows=entry.rows, vocabulary_size=size).ids
+    if DRAFTING_HEAD in graph.capabilities:
+        from .gguf.head_file import head_ids
+
+        ids, size = head_ids(request.root / graph.file), request.vocabulary_size
     return ModelCard(
         name=request.name,
         rows=entry.rows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from .session_model import SessionState
 
 if TYPE_CHECKING:
     from .ancestors import Ancestors
+    from .features import FeatureRows
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
@@ -42,10 +43,11 @@ def state_holders(
     capacity: int,
     *,
     tiled: bool,
+    more: tuple[Holder, ...] = (),
     rows: int = 1,
     tree: bool = False,
 ) -> tuple[Holder, ...]:
-    """Return the memory of a model's first state, including buffers."""
+    """Return the memory of a model's first state, including buffers. more: what else it makes a session hold."""
     window = not tiled and 0 < entry.window < capacity
     buffers = bias_copies(footprint, tree=tree and card.tree and not tiled, window=window)
     copies = footprint.logits_copies
@@ -54,6 +56,7 @@ def state_holders(
         Holder(f"kv:{card.name}", state_nbytes(entry, capacity, kv_type=card.kv_type, tiled=tiled)),
         Holder(f"logits:{card.name}", logits),
         *([Holder(f"buffers:{card.name}", buffers)] if buffers else []),
+        *more,
     )
 
 
@@ -122,6 +125,8 @@ class OnnxState(TreeState):
         self.plans_tree = False
         """Whether the model's buffers must hold a bias for trees because of this state."""
         self.cache = cache
+        self.features: FeatureRows | None = None
+        self.make_features: Callable[[int], FeatureRows] | None = None
         self.bound_width = 0
         """The current values of the binding, here and below."""
         self.bound_rows = -1
@@ -130,11 +135,27 @@ class OnnxState(TreeState):
         self.bound_chain = False
         self.bound_parents: object = None
 
+    def keep_features(self) -> FeatureRows:
+        with self._busy:
+            if self.features is None:
+                assert self.make_features is not None
+                self.features = self.make_features(self._length)
+            return self.features
+
     def _drop(self) -> None:
         super()._drop()
         self.bound_adapter = None  # the binding, which has its matrices too, is gone
         self.cache.close()
+        if self.features is not None:
+            self.features.close()
 
     def _gather(self, path: Sequence[int]) -> None:
         with self._busy:  # a device may be running another state's pass
             self.cache.move([self._length + row for row in path], start=self._length)
+            if self.features is not None:
+                self.features.gather(path, length=self._length)
+
+    def _settle(self, length: int) -> None:
+        super()._settle(length)
+        if self.features is not None:
+            self.features.settle(length)

@@ -1,14 +1,16 @@
 """The metadata of a GGUF file whose graph is built, with llama.cpp's defaults of missing fields."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import BY_NAME, Architecture
+from edgedecode.gguf.architectures import BY_NAME, HEAD, Architecture
 from edgedecode.gguf.contents import Contents, read_contents
-from edgedecode.gguf.header import header_of
+from edgedecode.gguf.header import check_assertions, header_of
 
 _NO_CAP = 1e4
+IDS = "d2t"
+"""A drafting head's tensor with the token id of each row of its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,12 @@ class Metadata:
 
     @property
     def architecture(self) -> Architecture:
-        return BY_NAME[self.name]
+        return HEAD if self.is_head else BY_NAME[self.name]
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a drafting head, whose layer reads embedding and features side by side."""
+        return self.name == HEAD.name
 
     def integer(self, key: str, default: int = 0) -> int:
         return self.contents.integer(f"{self.name}.{key}") or default
@@ -84,23 +91,31 @@ class Metadata:
         """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor is not known here."""
         layer, _, part = name.removeprefix("blk.").partition(".")
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        read = 2 * self.hidden if self.is_head else self.hidden
         down = self.contents.tensors.get(f"blk.{layer}.ffn_down.weight")
         wide = down.shape[0] if down else 0
         stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
         sizes = {
-            "attn_q": (self.hidden, queries),
-            "attn_k": (self.hidden, keys),
-            "attn_v": (self.hidden, keys),
+            "attn_q": (read, queries),
+            "attn_k": (read, keys),
+            "attn_v": (read, keys),
             "attn_qkv": (self.hidden, queries + 2 * keys),
             "attn_output": (queries, self.hidden),
             "ffn_gate": (self.hidden, wide),
             "ffn_up": (self.hidden, 2 * wide if stacked else wide),
             "ffn_down": (wide, self.hidden),
             **dict.fromkeys(("attn_q_norm", "attn_k_norm"), (self.head_size,)),
-            **dict.fromkeys(("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"), (self.hidden,)),
+            **dict.fromkeys(
+                ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm"), (self.hidden,)
+            ),
         }
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         expected = (self.hidden,) if name == "output_norm.weight" else expected
+        if self.is_head:
+            wide = self.integer("target_hidden_size", self.hidden)
+            own = {"fc.weight": (3 * wide, self.hidden), "enc.output_norm.weight": (3 * wide,)}
+            own |= {f"fc_norm.{index}.weight": (wide,) for index in range(3)}
+            expected = own.get(name, expected)
         expected = expected[1:] if part.endswith(".bias") else expected
         return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"
 
@@ -118,5 +133,10 @@ def read_metadata(path: Path) -> Metadata:
     if key not in _READ:
         _READ.clear()
         contents = read_contents(path)
-        _READ[key] = Metadata(contents, header_of(contents, path).architecture)
+        if contents.fields.get("general.architecture") == HEAD.name:
+            floats = {name: tensor for name, tensor in contents.tensors.items() if name != IDS}
+            check_assertions(replace(contents, tensors=floats), HEAD.name, path=path)
+            _READ[key] = Metadata(contents, HEAD.name)
+        else:
+            _READ[key] = Metadata(contents, header_of(contents, path).architecture)
     return _READ[key]

@@ -56,14 +56,16 @@ def build_graph(
     for name, tensor in metadata.contents.tensors.items():
         if fault := metadata.shape_fault(name, tensor.shape):
             weights.refuse(fault)
-    network = _Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
+    network = Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
     network.write()
     weights.check_all_used()
     return network.file
 
 
 @dataclass(slots=True)
-class _Network:
+class Network:
+    """A graph as it grows. Methods append nodes, and return the names of their results."""
+
     metadata: Metadata
     weights: GgufWeights
     context: int
@@ -73,12 +75,16 @@ class _Network:
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
 
-    def write(self) -> None:
-        shape, layers = self.metadata, range(self.metadata.layers)
+    def begin(self) -> None:
+        """Write everything before the nodes."""
         self.file.opset = dict(_OPSET)
         self.file.model_rest = [(1, bytes((1 << 3, _IR_VERSION)))]
         self._interface()
         self._rotations()
+
+    def write(self) -> None:
+        self.begin()
+        shape, layers = self.metadata, range(self.metadata.layers)
         x, y = self._embedding(), ""
         for layer in layers:
             x, y = self._layer(x, y, layer)
@@ -106,9 +112,14 @@ class _Network:
             *(ValueInfo(f"past_key_values.{name}", kind, (*cache, "P", shape.head_size)) for name in caches),
         ]
         self.file.outputs = [
-            ValueInfo("logits", FLOAT, ("R", self.weights.columns(EMBEDDING))),
+            ValueInfo("logits", FLOAT, ("R", self._rows)),
             *(ValueInfo(f"present.{name}", kind, (*cache, "N", shape.head_size)) for name in caches),
         ]
+
+    @property
+    def _rows(self) -> int:
+        """The width of the logits."""
+        return self.weights.columns(EMBEDDING)
 
     def _rotations(self) -> None:
         factors = {name: self.weights.vector(name).astype(np.float64) for name in FACTORS if self.weights.has(name)}

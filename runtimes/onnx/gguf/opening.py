@@ -9,16 +9,16 @@ import numpy as np
 from edgedecode.adapters.gguf_adapter import lora_modules, lora_projections
 from edgedecode.engines.interface import ADAPTERS, SQUARES
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import BY_NAME
+from edgedecode.gguf.architectures import BY_NAME, HEAD
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph_choice import GGUF
+from ..graph_choice import DRAFTING_HEAD, GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
-from ..kernels.products import NotServed
+from ..kernels.products import NotServed, Stored
 from .metadata import read_metadata
 from .weights import GgufWeights
 
@@ -33,8 +33,10 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     """Return the entry with the graphs that its GGUF file takes the place of."""
     path = root / entry.gguf
     metadata = read_metadata(path)
-    window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
+    window = metadata.window if metadata.name in (*BY_NAME, HEAD.name) else 0  # others are refused
     base = replace(_BASE, file=entry.gguf)
+    if metadata.is_head:
+        return replace(entry, graphs={"base": replace(base, capabilities=("rows", GGUF, DRAFTING_HEAD))}, window=window)
     modules = lora_modules(list(lora_projections(header_of(metadata.contents, path))))
     graphs = {
         "base": base,
@@ -59,15 +61,27 @@ def gguf_fault(entry: ModelEntry, root: Path) -> str:
 
 
 def gguf_graph(
-    entry: ModelEntry, path: Path, graph: Graph, *, digest: str, findings: Mapping[str, int]
+    entry: ModelEntry,
+    path: Path,
+    graph: Graph,
+    *,
+    digest: str,
+    findings: Mapping[str, int],
+    given: Stored | None = None,
 ) -> tuple[GraphFile, GgufWeights]:
     """Return one of the entry's graphs of the file at `path`, and the weights that it reads. Raises NotServed.
 
-    digest: the file's, under which `measure_scales` keeps the scales of 8-bit keys and values.
+    digest: the file's, under which `measure_scales` keeps the scales of 8-bit keys and values. given: the target's
+    embedding, for a drafting head.
     """
     from .network import build_graph
 
     metadata = read_metadata(path)
+    if metadata.is_head:
+        from .head_network import HeadWeights, build_head_graph
+
+        own = HeadWeights(path, metadata.contents, findings=findings, given=given, hidden=metadata.hidden)
+        return build_head_graph(metadata, own, context=entry.context), own
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
     try:

@@ -40,7 +40,7 @@ class Stored:
     """A matrix of a graph and its offsets in the weights file; None if the matrix is stored in the graph.
 
     inner: its rows, without the last block's padding. load: returns the matrix where `matrix` has only its form, as
-    its arrays would have to be computed.
+    its arrays would have to be computed. given: the start of its tiles in those of another model, which are bound here.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Stored:
     inner: int
     offsets: tuple[int, int] | None
     load: Callable[[], Matrix] | None = None
+    given: int | None = None
 
     def loaded(self) -> Matrix:
         """Return the matrix with its values."""

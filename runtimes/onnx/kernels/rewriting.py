@@ -33,6 +33,8 @@ PARENTS = "tree_parents"
 """int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
 """uint8 [bytes]: the matrices of the weights file and of the graph file, as tiles."""
+GIVEN_TILES = "given_tiles"
+"""uint8 [bytes]: the tiles of another model, for matrices that both read."""
 _INT32, _INT64, _INT8 = 6, 7, 3
 _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
@@ -69,6 +71,8 @@ class Rewritten:
     unserved: Counter[str] = field(default_factory=Counter)
     """Number of the quantized products in `left` that allow rounded activations, by the reason why they were not
     replaced; our kernels would be faster."""
+    table: str = ""
+    """The matrix in `stored` that is the embedding; empty: the engine reads it."""
 
     @property
     def row_invariant(self) -> bool:
@@ -78,7 +82,8 @@ class Rewritten:
         """Return the matrices by the graph input of their tiles, `TILES` or `GRAPH_TILES`."""
         found: dict[str, list[Stored]] = {}
         for _, stored in sorted(self.stored.items()):
-            found.setdefault(GRAPH_TILES if stored.offsets is None else TILES, []).append(stored)
+            source = GRAPH_TILES if stored.offsets is None else TILES
+            found.setdefault(source if stored.given is None else GIVEN_TILES, []).append(stored)
         return found
 
 
@@ -191,6 +196,7 @@ class _Rewriting:
             table = self._weights.table(node, self._file, self._made.stored, self._library)
             if table is not None:
                 self._made.stored.setdefault(table.name, table)
+                self._made.table = table.name
                 sizes: Attributes = {"inner": table.inner, **matrix_attributes(table.matrix)}
                 self._replace(index, "TileRows", [node.inputs[1], table.name], node.outputs, sizes)
 
@@ -222,7 +228,8 @@ class _Rewriting:
         self._file.opset[DOMAIN] = 1
         self._made.stored = {name: each for name, each in self._made.stored.items() if name in read}
         for source, stored in self._made.sources().items():
-            places = tile_offsets(self._library, stored)
+            places = {each.name: each.given for each in stored if each.given is not None}
+            places = places or tile_offsets(self._library, stored)
             self._file.inputs.append(ValueInfo(source, UINT8, [f"{source}_nbytes"]))
             for node in self._file.nodes:
                 self._place(node, source, places)

@@ -1,7 +1,7 @@
 """Prepares a graph for our kernels: rewrites it and provides its tiles, or reports why the engine runs it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,29 @@ from .prepared import (
     tiles_nbytes,
     weights_digest,
 )
-from .products import FLOAT_ACTIVATIONS, NotServed, Weights, WeightsFile
-from .rewriting import GRAPH_TILES, Rewritten, rewrite
+from .products import FLOAT_ACTIVATIONS, NotServed, Stored, Weights, WeightsFile, tile_offsets
+from .rewriting import GIVEN_TILES, GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels
 
 PRODUCT = "MatMulNBits"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTable:
+    """A model's embedding as another model reads it: its place among the tiles that the model holds."""
+
+    stored: Stored
+    tiles: npt.NDArray[np.uint8]
+
+
+def given_table(beside: object) -> GivenTable | None:
+    """Return the embedding of a drafting head's target; None: no target. Raises CapabilityError if it has no tiles."""
+    if beside is None:
+        return None
+    table = getattr(beside, "table", None)
+    if not isinstance(table, GivenTable):
+        raise CapabilityError("the drafting head reads its target's embedding, which our kernels do not run here")
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +62,24 @@ class Served:
     """Digest of the weights file; empty: it is not part of a pack."""
     scratch_nbytes: int
     """Memory of our operators for all threads, in addition to the engine's."""
+    features: tuple[str, ...] = ()
+    """The outputs with what the layers asked for read."""
+
+    def table(self, tiles: Mapping[str, npt.NDArray[np.uint8]]) -> GivenTable | None:
+        """Return the embedding among these tiles; None: it is no matrix of ours."""
+        for source, stored in self.rewritten.sources().items():
+            places = tile_offsets(self.library, stored)
+            for each in stored:
+                if each.name == self.rewritten.table and source in tiles and each.given is None:
+                    return GivenTable(replace(each, name="target", given=places[each.name]), tiles[source])
+        return None
 
     def tiles(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Map or build the tiles, by graph input. Their bytes must be leased first."""
         found = {}
         for source, stored in self.rewritten.sources().items():
+            if source == GIVEN_TILES:
+                continue
             if source == GRAPH_TILES:
                 found[source] = made_in_memory(self.library, stored)
             else:
@@ -56,18 +87,28 @@ class Served:
         return found
 
 
-def serve(entry: ModelEntry, graph: Graph, *, root: Path, threads: int, rows: int) -> Served | None:
+def serve(
+    entry: ModelEntry,
+    graph: Graph,
+    *,
+    root: Path,
+    threads: int,
+    rows: int,
+    taps: Sequence[int] = (),
+    beside: object = None,
+) -> Served | None:
     """Rewrite a graph; None: the engine's kernels run it, by choice or because ours cannot.
 
-    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an invalid `EDGEDECODE_KERNELS`,
-    CapabilityError for a GGUF file that our kernels cannot run.
+    root: the pack's folder. rows: the most rows of a pass. taps, beside: see `ModelRequest`.
+    Raises InputError for an invalid `EDGEDECODE_KERNELS`, CapabilityError for a GGUF file that our kernels cannot run.
     """
     library = load_kernels()
     if library is None:
         return None
-    path = root / graph.file
+    path, given = root / graph.file, given_table(beside)
+    table = None if given is None else given.stored
     try:
-        read = _rewritten(entry, graph, root=root, library=library, threads=threads)
+        read = _rewritten(entry, graph, root=root, library=library, threads=threads, taps=taps, given=table)
     except NotServed as refusal:  # the engine opens it, or reports its error
         if GGUF in graph.capabilities:
             advice = "" if SQUARES in graph.capabilities else ": use --runtime llama"
@@ -83,10 +124,11 @@ def serve(entry: ModelEntry, graph: Graph, *, root: Path, threads: int, rows: in
     return Served(
         library,
         rewritten,
-        sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
+        sum(tiles_nbytes(library, stored) for name, stored in rewritten.sources().items() if name != GIVEN_TILES),
         read.weights,
         read.digest,
         _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads) + narrow,
+        read.features,
     )
 
 
@@ -119,29 +161,45 @@ class _Read:
     digest: str
     heads: int
     """Most query heads of an attention node."""
+    features: tuple[str, ...] = ()
 
 
-def _rewritten(entry: ModelEntry, graph: Graph, *, root: Path, library: KernelLibrary, threads: int) -> _Read:
+def _rewritten(
+    entry: ModelEntry,
+    graph: Graph,
+    *,
+    root: Path,
+    library: KernelLibrary,
+    threads: int,
+    taps: Sequence[int] = (),
+    given: Stored | None = None,
+) -> _Read:
     """Return the graph with our operators and its weights. Raises NotServed."""
     digest = weights_digest(root, root / entry.weights)
     known = load_findings(digest)
-    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known)
+    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known, given=given)
+    features: tuple[str, ...] = ()
+    if taps:
+        from ..features import add_features  # late: few targets have a drafting head
+
+        features = add_features(file, taps)
     rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
     mapped.release()
     if mapped.findings != known:
         keep_findings(digest, mapped.findings)
     heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
-    return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
+    most = max((each for each in heads if isinstance(each, int)), default=0)
+    return _Read(rewritten, mapped, digest, most, features)
 
 
 def _opened(
-    entry: ModelEntry, graph: Graph, *, root: Path, digest: str, findings: Mapping[str, int]
+    entry: ModelEntry, graph: Graph, *, root: Path, digest: str, findings: Mapping[str, int], given: Stored | None
 ) -> tuple[GraphFile, Weights]:
     path = root / graph.file
     if GGUF in graph.capabilities:
         from ..gguf.opening import gguf_graph
 
-        return gguf_graph(entry, path, graph, digest=digest, findings=findings)
+        return gguf_graph(entry, path, graph, digest=digest, findings=findings, given=given)
     try:
         return GraphFile.parse(path.read_bytes()), WeightsFile(root / entry.weights, findings=findings)
     except (OSError, ValueError) as error:

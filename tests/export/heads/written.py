@@ -168,7 +168,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], *, 
     return folder
 
 
-_GGUF = {
+IN_GGUF = {
     "fc": "fc",
     "norm": "output_norm",
     "lm_head": "output",
@@ -219,7 +219,7 @@ def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf") -> Path
         if module[-6:] in ("q_proj", "k_proj", "q_norm", "k_norm"):
             halves = array.reshape(-1, 2, head.head_size // 2, *array.shape[1:])
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-        writer.add_tensor(f"{_GGUF[module]}.{kind}", array)
+        writer.add_tensor(f"{IN_GGUF[module]}.{kind}", array)
     if head.llama3:
         writer.add_tensor("rope_freqs.weight", divisors(head).numpy().astype(np.float32))
     writer.add_tensor("d2t", head.ids().astype(np.int64))

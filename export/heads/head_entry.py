@@ -1,0 +1,35 @@
+"""The manifest's entry of a head."""
+
+from math import prod
+
+from edgedecode.gguf.architectures import HEAD
+from edgedecode.pack.manifest import ModelEntry
+
+from .head import Head
+
+MOST_CONTEXT = 2048
+"""Positions that a head keeps: of a longer text it reads the end. Heads are trained on texts of about this length."""
+
+
+def head_entry(head: Head, *, file: str, bits: int, head_bits: int, source: str) -> ModelEntry:
+    """Return the entry of a head that is written to `file` with these bits."""
+    shape = head.shape
+    return ModelEntry(
+        architecture=HEAD.name,
+        rows=shape.rows,
+        context=min(shape.context, MOST_CONTEXT),
+        hidden_size=shape.hidden,
+        layers=1,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        parameters=sum(prod(tensor.shape) for tensor in head.tensors.values()),
+        weights=file,
+        graphs={},
+        bits=bits,
+        block_size=32 if bits < 16 else 0,
+        head_bits=head_bits,
+        license=shape.license,
+        source=source,
+        window=shape.window,
+        gguf=file,
+    )

@@ -1,0 +1,100 @@
+"""Adds a drafting head to a pack, and removes it."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from edgedecode.errors import ExportError, InputError
+from edgedecode.gguf.header import EMBEDDING
+from edgedecode.pack.entries import HEAD_FILE
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.pack.pack_change import changed_pack, check_own
+
+from .gguf_head import write_gguf_head
+from .head import FEATURES, LEAST_LAYERS, Head
+from .head_entry import head_entry
+from .layouts import read_head
+
+
+@dataclass(frozen=True, slots=True)
+class AddedHead:
+    """A pack's new head. notes: what the user must know of it, a sentence each."""
+
+    entry: ModelEntry
+    notes: tuple[str, ...]
+
+
+def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
+    """Read a head and put it into the pack, quantized. bits: of its matrices; None: those of the target's layers.
+
+    Raises ExportError for what is no head, or one for another target, InputError if the pack has a head, ManifestError
+    for a pack that cannot be changed, and OSError. The pack is then unchanged.
+    """
+    check_own(root, "change")
+    head = read_head(source)
+    with changed_pack(root) as change:
+        manifest = change.manifest
+        target = manifest.models["target"]
+        if manifest.head is not None:
+            raise InputError(f"the pack has a head, {manifest.head.source}: remove it first (`edgedecode head remove`)")
+        taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
+        head, notes = _without_table(head)
+        bits = bits or (target.bits if target.bits in (4, 8) else 8)
+        entry = head_entry(head, file=HEAD_FILE, bits=bits, head_bits=bits, source=head.shape.verifier or source.name)
+        with change.place(HEAD_FILE).open("wb") as file:
+            write_gguf_head(file, head, bits=bits, head_bits=bits, taps=taps)
+        change.value["head"] = asdict(replace(entry, source=str(source.name), taps=taps))
+    return AddedHead(replace(entry, taps=taps), (*notes, *_named(head, manifest)))
+
+
+def remove_head(root: Path) -> ModelEntry:
+    """Remove the pack's head. Raises InputError if it has none, else as `add_head`."""
+    check_own(root, "change")
+    with changed_pack(root) as change:
+        entry = change.manifest.head
+        if entry is None:
+            raise InputError("the pack has no head")
+        del change.value["head"]
+        change.remove([entry.gguf])
+    return entry
+
+
+def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[int, ...]:
+    """Return the target's layers whose inputs the head reads. Raises ExportError for a head of another target."""
+    shape = head.shape
+    if target.layers < LEAST_LAYERS:
+        raise ExportError(f"the target has {target.layers} layers: heads are for targets of {LEAST_LAYERS} or more")
+    if shape.target_hidden != target.hidden_size or shape.hidden != target.hidden_size:
+        found = shape.target_hidden if shape.target_hidden != target.hidden_size else shape.hidden
+        raise ExportError(
+            f"the head is for hidden states of {found} values, the target's have {target.hidden_size}: it is for "
+            f"another target"
+        )
+    if shape.vocabulary not in (0, target.rows, vocabulary_size):
+        raise ExportError(
+            f"the head is for {shape.vocabulary} ids, the target has {target.rows}: it is for another target"
+        )
+    if head.ids is not None and (beyond := int(head.ids.max())) >= vocabulary_size:
+        raise ExportError(f"d2t names the token {beyond}, the target's tokenizer has {vocabulary_size}")
+    taps = shape.taps or (2, target.layers // 2, target.layers - 3)
+    if len(taps) != FEATURES or any(not 0 < layer < target.layers for layer in taps):
+        raise ExportError(
+            f"the head reads the inputs of layers {list(taps)}, the target has layers 1 to {target.layers - 1} of "
+            f"which {FEATURES} are read: it is for another target"
+        )
+    return taps
+
+
+def _without_table(head: Head) -> tuple[Head, tuple[str, ...]]:
+    """Return the head without an embedding of its own: those of publishers are copies of their target's."""
+    if EMBEDDING not in head.tensors:
+        return head, ()
+    kept = {name: tensor for name, tensor in head.tensors.items() if name != EMBEDDING}
+    return replace(head, tensors=kept), ("its embed_tokens are left out: it reads the target's",)
+
+
+def _named(head: Head, manifest: Manifest) -> tuple[str, ...]:
+    """Return a note if the head names another target than the pack's."""
+    named, known = head.shape.verifier.rpartition("/")[2], manifest.models["target"].source.rpartition("/")[2]
+    if not named or named.lower() in known.lower() or known.lower() in named.lower():
+        return ()
+    return (f"it was trained for {named}, the pack's target is {known}: look at its acceptance (--stats)",)

@@ -1,0 +1,86 @@
+"""What layers of a target read, as further outputs of its graph: a drafting head reads them (EAGLE-3, 2503.01840)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgedecode.arrays import FloatArray
+from edgedecode.memory.budget import Lease
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+
+from .kernels.products import FLOAT
+from .onnx_engine import Untyped
+
+SLOTS = 640
+"""Positions whose features a state keeps: those of the last two passes of a long prompt, and more of a short one."""
+FLOAT_NBYTES = 4
+_SUM = 3
+"""The place of the sum among the outputs of an addition fused with a norm."""
+
+
+def add_features(file: GraphFile, layers: Sequence[int]) -> tuple[str, ...]:
+    """Make what enters these layers outputs of the graph, before their norms, and return its names.
+
+    None of them if a layer does not begin with the sum of two values and a norm, as the first one does not.
+    """
+    found: list[str] = []
+    for layer in layers:
+        weights = f"blk.{layer}.attn_norm.weight", f"model.layers.{layer}.input_layernorm.weight"
+        nodes = [node for node in file.nodes if any(name in weights for name in node.inputs)]
+        if len(nodes) != 1 or nodes[0].op_type != "SkipSimplifiedLayerNormalization" or len(nodes[0].outputs) <= _SUM:
+            return ()
+        found.append(nodes[0].outputs[_SUM])
+    file.outputs += [ValueInfo(name, FLOAT, (1, "S", "hidden")) for name in found]
+    return tuple(found)
+
+
+def features_nbytes(taps: int, hidden: int) -> int:
+    """Return the bytes that a state's features take."""
+    return taps * SLOTS * hidden * FLOAT_NBYTES
+
+
+class FeatureRows:
+    """Implements `Features`: those of a state's last positions, pending rows included, where passes write them.
+
+    outputs: the graph's, by `add_features`. start: the state's length, as those of earlier positions are not known.
+    """
+
+    def __init__(self, outputs: Sequence[str], *, hidden: int, start: int, lease: Lease) -> None:
+        self._outputs, self._lease = outputs, lease
+        self._values = np.empty((len(outputs), SLOTS, hidden), np.float32)
+        self.oldest = self._end = start
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        first = start - self.oldest
+        assert 0 <= first <= stop - self.oldest <= SLOTS
+        found = self._values[:, first : stop - self.oldest].swapaxes(0, 1)
+        return np.ascontiguousarray(found).reshape(stop - start, -1)
+
+    def bind(self, binding: Untyped, *, first: int, width: int) -> None:
+        """Let a pass write those of `width` rows, of which the first is at this slot of the state."""
+        if not self.oldest <= first <= self._end:  # the rows between have no features
+            self.oldest = first
+        if first + width - self.oldest > SLOTS:
+            kept = min(first - self.oldest, SLOTS // 2, SLOTS - width)
+            self._values[:, :kept] = self._values[:, first - kept - self.oldest : first - self.oldest].copy()
+            self.oldest = first - kept
+        place = first - self.oldest
+        hidden = self._values.shape[-1]
+        for name, values in zip(self._outputs, self._values, strict=True):
+            address = values.ctypes.data + place * hidden * FLOAT_NBYTES
+            binding.bind_output(name, "cpu", 0, np.float32, (1, width, hidden), address)
+        self._end = first + width
+
+    def gather(self, path: Sequence[int], *, length: int) -> None:
+        """Move those of the pending rows of a path behind the settled ones."""
+        start = length - self.oldest
+        self._values[:, start : start + len(path)] = self._values[:, [start + row for row in path]]
+
+    def settle(self, length: int) -> None:
+        """Drop those of positions from `length` on."""
+        self._end = min(self._end, length)
+        self.oldest = min(self.oldest, length)
+
+    def close(self) -> None:
+        """Release the memory's lease."""
+        self._lease.release()

@@ -1,0 +1,122 @@
+"""Writes the graph of a drafting head of EAGLE-3's form (2503.01840), with the nodes of a GGUF model's graph.
+
+One graph does both of a head's passes: rows of features come first, then rows of its own last output; either may be
+none. Each row also has its next token.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
+
+from ..graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT
+from ..kernels.library import KernelLibrary, Matrix
+from ..kernels.products import FLOAT, NotServed, Stored
+from .head_file import TAPS
+from .metadata import IDS, Metadata
+from .network import Network
+from .weights import GgufWeights
+
+_MOST_IDS = 1 << 24
+
+
+class HeadWeights(GgufWeights):
+    """The tensors of a head, and the target's embedding. given: that table; None: not known yet, as in a plan."""
+
+    def __init__(
+        self, path: Path, contents: Contents, *, findings: Mapping[str, int], given: Stored | None, hidden: int
+    ) -> None:
+        super().__init__(path, contents, findings=findings)
+        self._given = given or _unknown(hidden)
+        self._hidden = hidden
+
+    def table(self, node: Node, file: GraphFile, stored: Mapping[str, Stored], library: KernelLibrary) -> Stored | None:
+        if self.has(EMBEDDING):
+            return super().table(node, file, stored, library)
+        if self._given.inner != self._hidden:
+            raise NotServed(f"it is for embeddings of {self._hidden} values, the target's have {self._given.inner}")
+        return self._given
+
+    def check_all_used(self) -> None:
+        if self.has(IDS):
+            self._tensor(IDS)
+        super().check_all_used()
+
+
+def build_head_graph(metadata: Metadata, weights: HeadWeights, *, context: int) -> GraphFile:
+    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
+    for name, tensor in metadata.contents.tensors.items():
+        if fault := metadata.shape_fault(name, tensor.shape):
+            weights.refuse(fault)
+    network = _HeadNetwork(metadata, weights, context=context, adapters=False, squares=False, kv_scales=None)
+    network.write()
+    weights.check_all_used()
+    return network.file
+
+
+class _HeadNetwork(Network):
+    def write(self) -> None:
+        self.begin()
+        metadata, part = self.metadata, "blk.0."
+        g = self._node("Concat", [self._fused(), HIDDEN_INPUT], {"axis": 1})
+        normed = self._norm(g, f"{part}attn_norm_2.weight")
+        embedded = self._norm(self._table(), f"{part}attn_norm.weight")
+        x = normed if metadata.integer("norm_before_residual") else g
+        y = self._attention(self._node("Concat", [embedded, normed], {"axis": -1}), 0)
+        x, y = self._picked(x, y)
+        y = self._product(y, [(f"{part}attn_output.weight", None)])
+        read, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
+        final, x = self._sum_norm(x, self._gated(read, part), "output_norm.weight")
+        first = self._constant(np.array([0], np.int64))
+        last = self._node("Squeeze", [final, first])
+        self._rename(self._product(last, [(OUTPUT, None)]), "logits")
+        self._node("Squeeze", [final if metadata.integer("norm_output") else x, first])
+        self.file.nodes[-1].outputs = [HIDDEN]
+
+    def _interface(self) -> None:
+        super()._interface()
+        hidden = self.metadata.hidden
+        wide = TAPS * self.metadata.integer("target_hidden_size", hidden)
+        self.file.inputs += [
+            ValueInfo(FEATURES_INPUT, FLOAT, (1, "F", wide)),
+            ValueInfo(HIDDEN_INPUT, FLOAT, (1, "H", hidden)),
+        ]
+        self.file.outputs.append(ValueInfo(HIDDEN, FLOAT, ("R", hidden)))
+
+    @property
+    def _rows(self) -> int:
+        return self.weights.columns(OUTPUT)
+
+    def _fused(self) -> str:
+        """Return what the features become: one row of hidden values each."""
+        x, wide = FEATURES_INPUT, self.metadata.integer("target_hidden_size", self.metadata.hidden)
+        if self.weights.has("enc.output_norm.weight"):
+            x = self._norm(x, "enc.output_norm.weight")
+        if self.weights.has("fc_norm.0.weight"):
+            parts = [self._feature(index, wide) for index in range(TAPS)]
+            normed = [self._norm(part, f"fc_norm.{index}.weight") for index, part in enumerate(parts)]
+            x = self._node("Concat", normed, {"axis": -1})
+        return self._product(x, [("fc.weight", None)])
+
+    def _feature(self, index: int, wide: int) -> str:
+        places = [np.array([each], np.int64) for each in (index * wide, (index + 1) * wide, -1)]
+        return self._node("Slice", [FEATURES_INPUT, *map(self._constant, places)])
+
+    def _table(self) -> str:
+        """Return the embeddings: of the target's table, unless the head has one."""
+        if self.weights.has(EMBEDDING):
+            return self._embedding()
+        return self._node("GatherBlockQuantized", [EMBEDDING, "input_ids", ""], domain="com.microsoft")
+
+
+def _unknown(hidden: int) -> Stored:
+    """Return a table in the place of one that is not there yet: large numbers, which take the most bytes of a graph."""
+    blocks = -(-hidden // 32)
+    packed = np.broadcast_to(np.uint8(0), (_MOST_IDS, blocks, 32))
+    scales = np.broadcast_to(np.float32(0), (_MOST_IDS, blocks))
+    return Stored("target", Matrix(packed, scales, 8, 32), hidden, (0, 0), given=1 << 40)

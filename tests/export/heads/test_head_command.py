@@ -1,0 +1,113 @@
+"""`head add`, `list` and `remove`: what a pack gets, and what it is refused with an unchanged pack."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.errors import ManifestError
+from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+
+from .written import TinyHead, write_flat, write_speculators
+
+pytestmark = pytest.mark.export
+TARGET = Manifest.load(BUNDLED_PACK).models["target"]
+HEAD = TinyHead(
+    hidden=TARGET.hidden_size,
+    target_hidden=TARGET.hidden_size,
+    vocabulary=TARGET.rows,
+    rows=256,
+    heads=4,
+    head_size=64,
+    layers=(2, 5, 7),
+)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    shutil.copytree(BUNDLED_PACK, tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def test_a_head_is_added_listed_and_removed(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (pack / MANIFEST_NAME).read_text()
+    assert main(["head", "list", str(pack)]) == 0
+    assert "has no drafting head" in capsys.readouterr().out
+    head = write_flat(tmp_path / "a head", HEAD)
+    (head / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    assert main(["head", "add", str(pack), str(head)]) == 0
+    said = capsys.readouterr().out
+    assert "256 ids, reads the inputs of layers 2, 5, 7; licence: cc-by-nc-4.0" in said
+    entry = check_pack(pack, full=True).head
+    assert entry is not None
+    assert (entry.bits, entry.rows, entry.taps, entry.license) == (8, 256, (2, 5, 7), "cc-by-nc-4.0")
+    assert main(["head", "list", str(pack), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["source"] == "a head"
+    assert main(["show", str(pack)]) == 0
+    assert "cc-by-nc-4.0" in capsys.readouterr().out
+    assert main(["head", "add", str(pack), str(head)]) == 1
+    assert "remove it first" in capsys.readouterr().err
+    assert main(["head", "remove", str(pack)]) == 0
+    assert json.loads((pack / MANIFEST_NAME).read_text())["files"] == json.loads(before)["files"]
+    assert check_pack(pack).head is None
+    assert not (pack / "head").exists()
+    assert main(["head", "remove", str(pack)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (replace(HEAD, hidden=64, target_hidden=64), "hidden states of 64 values, the target's have 256"),
+        (replace(HEAD, vocabulary=TARGET.rows + 8), f"for {TARGET.rows + 8} ids, the target has {TARGET.rows}"),
+        (replace(HEAD, layers=(2, 5, 11)), r"layers [2, 5, 11], the target has layers 1 to 9"),
+    ],
+    ids=["size", "vocabulary", "layers"],
+)
+def test_a_head_of_another_target_is_refused_and_the_pack_unchanged(
+    head: TinyHead, message: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    assert main(["head", "add", str(pack), str(write_flat(tmp_path / "head", head))]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+
+
+def test_a_target_of_few_layers_and_a_folder_that_is_no_head_are_refused(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["head", "add", str(pack), str(pack)]) == 1
+    assert "no config.json" in capsys.readouterr().err
+    assert main(["head", "add", str(pack), str(tmp_path / "nothing")]) == 1
+    assert "is no folder and no GGUF file" in capsys.readouterr().err
+    value = json.loads((pack / MANIFEST_NAME).read_text())
+    value["models"]["target"]["layers"] = 5
+    (pack / MANIFEST_NAME).write_text(json.dumps(value))
+    assert main(["head", "add", str(pack), str(write_flat(tmp_path / "head", HEAD))]) == 1
+    assert "the target has 5 layers: heads are for targets of 6 or more" in capsys.readouterr().err
+
+
+def test_another_verifiers_name_is_a_note(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"verifier": {"name_or_path": "owner/Another-1B"}}
+    head = write_speculators(tmp_path / "head", HEAD, speculators_config=other)
+    assert main(["head", "add", str(pack), str(head), "--bits", "4"]) == 0
+    assert "it was trained for Another-1B" in capsys.readouterr().out
+    entry = Manifest.load(pack).head
+    assert entry is not None
+    assert entry.bits == 4
+
+
+def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path: Path) -> None:
+    assert main(["head", "add", str(pack), str(write_flat(tmp_path / "head", HEAD))]) == 0
+    value = json.loads((pack / MANIFEST_NAME).read_text())
+    for change, message in (({"rows": 300}, "other sizes"), ({"taps": [2, 5, 30]}, r"reads layers \[2, 5, 30\]")):
+        changed = {**value, "head": {**value["head"], **change}}
+        (pack / MANIFEST_NAME).write_text(json.dumps(changed))
+        with pytest.raises(ManifestError, match=message):
+            check_pack(pack)
