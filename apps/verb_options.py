@@ -2,7 +2,6 @@
 
 import json
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ from edgedecode.commands import (
     template_argument,
 )
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
-from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
@@ -239,8 +237,8 @@ def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
     return replace(sampling_defaults(generation), **chosen)
 
 
-def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, swaps: bool = False) -> Pair:
-    """Open the pack the arguments name, on their engine or on the runtime that `wrap` returns for it.
+def open_pair(arguments: Namespace, *, swaps: bool = False) -> Pair:
+    """Open the pack that the arguments name.
 
     Invalid option values are refused before anything is loaded. swaps: a session may choose any adapter of the pack
     later, not only the one that the arguments name.
@@ -264,7 +262,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             threads=arguments.threads,
             kv_type=arguments.kv_type,
             adapters=adapters,
-            options=replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify, wrap=wrap),
+            options=replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify),
         )
 
 

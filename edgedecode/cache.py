@@ -130,13 +130,9 @@ def aside(path: Path) -> Iterator[Path]:
             fresh.unlink(missing_ok=True)
 
 
-def keep_json(path: Path, value: object, *, private: bool = False) -> None:
-    """Write a value to a cache file atomically. An OSError is ignored: the value is then computed again next time.
-
-    private: only this user may read it.
-    """
-    opener = open_private if private else None
-    with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=opener) as file:
+def keep_json(path: Path, value: object) -> None:
+    """Write a value to a cache file atomically. An OSError is ignored: the value is then computed again next time."""
+    with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         json.dump(value, file)
 
 

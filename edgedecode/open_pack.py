@@ -55,7 +55,6 @@ class LoadOptions:
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
-    wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     """
 
     provider: str = "cpu"
@@ -65,7 +64,6 @@ class LoadOptions:
     mmap: bool = True
     repack: bool = True
     squares: bool = False
-    wrap: Callable[[Runtime], Runtime] | None = None
 
     def __post_init__(self) -> None:
         kinds = {"provider": str, "draft_on": str, "context": int}
@@ -76,8 +74,6 @@ class LoadOptions:
                 raise InputError(f"{name} is {value!r}: give a value of the type {kind.__name__}")
         if self.context is not None and self.context < 1:
             raise InputError(f"context {self.context} is too small: the minimum is 1")
-        if self.wrap is not None and not callable(self.wrap):
-            raise InputError(f"wrap is {self.wrap!r}: give a function that takes and returns an engine")
 
 
 def load(
@@ -106,7 +102,7 @@ def load(
     pack does not offer.
     """
     rare, limit = rarer(options), limit_asked(memory)
-    wrap = wrapping(rare)
+    place = placing(rare)
     request = engine_request(threads, kv_type, adapters, rare)
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack, draft)
@@ -115,7 +111,7 @@ def load(
             manifest = check_pack(root, full=rare.verify)
             _warn_if_short(manifest)
             engine = named_engine(wanted)
-            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget(limit)), limit, wrap)
+            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget(limit)), limit, place)
             if engine is not None:
                 return known.open(engine, request)
             first = first_engine(manifest, root, request, asked=runtime == AUTO)
@@ -128,17 +124,17 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class CheckedPack:
-    """A pack that was checked, and the limit for it. wrap: makes the engine to use of an engine."""
+    """A pack that was checked, and the limit for it. place: puts the draft on its engine."""
 
     manifest: Manifest
     root: Path
     tokenizer: Tokenizer
     limit: Limit | None
-    wrap: Callable[[Runtime], Runtime]
+    place: Callable[[Runtime], Runtime]
 
     def open(self, engine: Runtime, request: EngineRequest) -> Pair:
         """Open the pack on an engine."""
-        engine, budget = self.wrap(engine), Budget(self.limit)
+        engine, budget = self.place(engine), Budget(self.limit)
         try:
             pair = Pair(
                 self.manifest, self.root, tokenizer=self.tokenizer, runtime=engine, budget=budget, request=request
@@ -191,19 +187,14 @@ def named_engine(wanted: str | Runtime) -> Runtime | None:
     return None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
 
 
-def wrapping(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
-    """Return a function that places the draft elsewhere and applies `wrap`. Raises InputError for an unknown place."""
+def placing(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
+    """Return a function that puts the draft beside the target's engine. Raises InputError for an unknown place."""
     if rare.draft_on is None:
-        return rare.wrap or (lambda engine: engine)
+        return lambda engine: engine
     from edgedecode.engines.placed import Place, place_draft
 
-    place = Place.parse(rare.draft_on)
-
-    def wrapped(engine: Runtime) -> Runtime:
-        engine = place_draft(engine, place)
-        return engine if rare.wrap is None else rare.wrap(engine)
-
-    return wrapped
+    where = Place.parse(rare.draft_on)
+    return lambda engine: place_draft(engine, where)
 
 
 def rarer(options: LoadOptions | None) -> LoadOptions:

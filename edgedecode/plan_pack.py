@@ -18,8 +18,8 @@ from edgedecode.open_pack import (
     engine_request,
     limit_asked,
     named_engine,
+    placing,
     rarer,
-    wrapping,
 )
 from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
@@ -72,17 +72,17 @@ def plan(
     session = session or SessionOptions()
     session = replace(session, context=rare.context) if session.context is None else session
     rare = replace(rare, context=session.context)
-    wrap = wrapping(rare)
+    place = placing(rare)
     request = engine_request(threads, kv_type, session.adapter is not None, rare)
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack, draft)
     with opening(root):
         manifest = check_pack(root, full=False)
         engine = named_engine(wanted)  # in `load`'s order, for the same process memory
-        known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget()), limit, wrap)
+        known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget()), limit, place)
         if engine is None:
             engine = find_runtime(first_engine(manifest, root, request, asked=False))
-        return _planned(known, wrap(engine), request, session)
+        return _planned(known, place(engine), request, session)
 
 
 def _planned(known: CheckedPack, engine: Runtime, request: EngineRequest, session: SessionOptions) -> PackPlan:

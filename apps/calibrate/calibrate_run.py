@@ -94,8 +94,6 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     texts = [[*((message.role, message.content) for message in task.history), *task.turns] for task in choosing]
     curve = SwitchCurve(
         signal=signal,
-        window=1,
-        dwell=1,
         points=tuple(point_of(up, results[f"{up:.4g}"], target) for up in ups),
         prompts=len(choosing),
         prompts_digest=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.sampling.row_draw import RowDraw
-from edgedecode.switching.rule import CONTROL, SIGNALS
+from edgedecode.switching.rule import SIGNALS
 
 _ROWS = 32
 """Rows of logits per pass."""
@@ -68,7 +68,7 @@ def best_signal(found: AnswerSignals) -> str:
         values = found.values[name]
         return float((values >= np.quantile(values[found.differs], 1 - RECALL)).mean())
 
-    return min((name for name in SIGNALS if name != CONTROL), key=share)
+    return min(SIGNALS, key=share)
 
 
 def thresholds(values: _Values, count: int) -> list[float]:

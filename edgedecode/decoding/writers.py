@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgedecode.arrays import FloatArray
 from edgedecode.sampling.sampler import Sampler
 
 from .drafting import Drafting
@@ -24,14 +23,6 @@ class Switching(Protocol):
         """Whether the target verifies the draft model's tokens when it takes over, before they are shown."""
         ...
 
-    @property
-    def draft_room(self) -> int:
-        """Most tokens that may be drafted for the target's next pass, so that it cannot hand back within the pass.
-
-        Otherwise the text would depend on the drafts. 0 where the draft model may write after the next token.
-        """
-        ...
-
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         """Start a generation after `tokens`, of which the last `generated` are an answer's; the draft model begins."""
         ...
@@ -46,8 +37,8 @@ class Switching(Protocol):
         """
         ...
 
-    def observe(self, verdict: Verdict, rows: FloatArray) -> None:
-        """Learn from the target's tokens and its logits, [1 + drafted tokens, vocabulary]."""
+    def resume(self) -> None:
+        """Let the draft model write again: the target has written a token."""
         ...
 
     def close(self) -> None: ...
@@ -57,8 +48,8 @@ class Switching(Protocol):
 class Writers:
     """The writers of one generation. Each round is `write`, `propose` if that returns None, `settle`, `observe`, `end`.
 
-    switching: the draft model writes alone where it is sure. constraint: some tokens are forced. drafting: the others
-    are drafted.
+    switching: the draft model writes alone where it is sure, and nothing else is drafted. constraint: some tokens are
+    forced. drafting: the others are drafted.
     """
 
     sampler: Sampler
@@ -97,11 +88,9 @@ class Writers:
 
         Nothing is forced or drafted in the first round, so that nothing delays the first token.
         """
-        left = room - 1
-        if self.switching is not None:
-            left = min(left, self.switching.draft_room)
-        if self.first or self._stretch.tokens or (self.switching is not None and left <= 0):
+        if self.first or self.switching is not None:  # with switching, the target writes single tokens
             return self._stretch
+        left = room - 1
         if self.constraint is not None and len(forced := forced_draft(self.constraint, left)):
             return forced
         if self.drafting is None or not self.drafting.asks():
@@ -119,7 +108,7 @@ class Writers:
         if self.constraint is not None:
             self.constraint.extend(verdict.tokens)
         if self.switching is not None and verdict.verified:
-            self.switching.observe(verdict, verdict.rows.logits)
+            self.switching.resume()
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> bool:
         """Show the round's result to the drafters if they were asked, and return that; `tokens` end with its tokens."""

@@ -188,8 +188,6 @@ class SwitchCurve:
     """The points of one signal, and where they come from."""
 
     signal: str
-    window: Positive
-    dwell: Positive
     points: tuple[SwitchPoint, ...]
     prompts: Positive
     prompts_digest: str

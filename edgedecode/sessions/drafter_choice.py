@@ -71,8 +71,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
 
 def _speculates(options: SessionOptions) -> bool:
     """Return whether the target writes several tokens in a row. Raises InputError for drafts where it does not."""
-    switch = options.details.switch
-    if switch is None or (switch.rule is not None and switch.rule.keeps_target):
+    if options.details.switch is None:
         return True
     if options.drafter not in (None, "none") or options.draft_max:
         raise InputError(
@@ -89,8 +88,7 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return (options.drafter,)
     if options.fixed or options.details.rule is Rule.RATIO:
         return ("model",) if "model" in facts.drafts else facts.drafts[:1] or (WITHOUT_MODEL,)
-    first = ("model",) if options.details.switch is not None else facts.drafts[:1]  # switching needs all ids
-    return (*first, *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
+    return (*facts.drafts[:1], *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
 
 
 def _is_scheduled(source: DrafterSource, facts: DraftingFacts) -> bool:
@@ -151,11 +149,6 @@ def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
         raise CapabilityError(
             "reproducible text is the target's own and switching lets the draft model write: leave out --reproducible "
             "or --mode switch"
-        )
-    if options.drafter == "trim":
-        raise CapabilityError(
-            "switching writes with the full draft model, and a second one would draft: leave out --drafter trim or "
-            "--mode switch"
         )
     if options.details.rule is Rule.RATIO:
         raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")

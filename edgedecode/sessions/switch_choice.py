@@ -44,4 +44,4 @@ def switch_rule(asked: SwitchOptions, manifest: Manifest) -> SwitchRule:
     if point is None:
         notice(f"no measured threshold keeps {quality:.0%} of the target's accuracy: the target writes all tokens")
     up = ALWAYS_TARGET if point is None else point.up
-    return SwitchRule(up=up, signal=curve.signal, window=curve.window, dwell=curve.dwell)
+    return SwitchRule(up=up, signal=curve.signal)

@@ -1,17 +1,15 @@
 """Writes with the draft model as long as it is sure."""
 
-import math
 from collections.abc import Sequence
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.policy import WHOLE
-from edgedecode.decoding.verify import Verdict
 from edgedecode.drafters.model_drafter import join_state, usable_model, vocabulary_of
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.sampling.probs import SharedNoise
 from edgedecode.sampling.sampler import Sampler
 
-from .rule import SIGNALS, STRETCH, SwitchRule, Uncertainty
+from .rule import SIGNALS, STRETCH, SwitchRule
 
 USER = "switch"
 """The name under which it uses the draft model's state."""
@@ -37,28 +35,20 @@ class DraftWriter:
         self._known = 0
         """Tokens of the context that the sampler has."""
         self._signal = SIGNALS[rule.signal]
-        self._uncertainty = Uncertainty(rule)
         self._writes = True
-        """Whether the draft model writes now."""
+        """Whether the draft model writes now; False: the target writes one token."""
         self._closed = False
-        self._checked = False
-        """Whether the target's next pass checks a stretch, after which it goes on writing."""
         self.signals: list[float] = []
         """Receives the signal before each token that the draft model is asked for."""
         self.state = join_state(setting, model, USER)
-
-    @property
-    def draft_room(self) -> int:
-        return 0 if self._closed else self._uncertainty.held_tokens - 1
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         self.state.begin(tokens)
         self._sampler.begin(tokens, generated=generated)
         self._known = len(tokens)
-        self._hand_over(draft=True)
+        self._writes = True
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
-        self._checked = False
         if not self._writes or self._closed or not self.state.holds_all(len(tokens)):
             return []
         limit = self.state.reach(tokens, min(limit, STRETCH), WHOLE)
@@ -73,22 +63,11 @@ class DraftWriter:
             if len(written) == limit or written[-1] in self._ends:
                 return written
             row = self.state.follow(written[-1:])
-        self._hand_over(draft=False)
-        self._checked = self.checks and bool(written)
+        self._writes = False
         return written
 
-    def observe(self, verdict: Verdict, rows: FloatArray) -> None:
-        if self._writes:  # a full stretch was checked, or the draft model's context is full
-            self._uncertainty.reset()
-            return
-        back = False
-        nodes = (-1, *verdict.path)[: len(verdict.tokens)]
-        for node in nodes[-1:] if self._checked else nodes:  # of a checked stretch, only the last token is new
-            known = math.isinf(self.rule.down)  # then the target's own signal decides nothing
-            value = 0.0 if known else self._signal(rows[node + 1][: self._size], self._row_draw)
-            back = self._uncertainty.sure(value)
-        if back:
-            self._hand_over(draft=True)
+    def resume(self) -> None:
+        self._writes = True
 
     def close(self) -> None:
         """Leave the draft model to others, also in the middle of an answer, which the target then ends alone."""
@@ -97,11 +76,7 @@ class DraftWriter:
 
     def _is_unsure(self, row: FloatArray) -> bool:
         self.signals.append(self._signal(row[: self._rows], self._row_draw))
-        return self._uncertainty.unsure(self.signals[-1])
-
-    def _hand_over(self, *, draft: bool) -> None:
-        self._writes = draft
-        self._uncertainty.reset()
+        return not self.signals[-1] < self.rule.up  # also for damaged logits
 
     def _drawn(self, row: FloatArray, path: Sequence[int], *, position: int) -> int:
         ids = None if self._vocabulary is None else self._vocabulary.ids

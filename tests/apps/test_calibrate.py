@@ -41,7 +41,7 @@ def _few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def curve(*points: SwitchPoint, models: str = "") -> SwitchCurve:
-    return SwitchCurve("doubt", 1, 1, points, 100, "p", 0.8, 0.4, "onnx", models)
+    return SwitchCurve("doubt", points, 100, "p", 0.8, 0.4, "onnx", models)
 
 
 def test_curve_picks_the_least_share_of_the_target_that_keeps_the_quality() -> None:

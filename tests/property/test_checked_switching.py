@@ -41,9 +41,6 @@ def test_checked_switching_gives_the_text_of_the_target(seed: int) -> None:
     rule = SwitchRule(
         up=rng.choice([0.05, 0.3, 0.8]),
         signal=rng.choice(["entropy", "doubt", "rivalry"]),
-        window=rng.choice([1, 3]),
-        dwell=rng.choice([1, 1, 4]),
-        down=rng.choice([float("inf"), 1.0]),
     )
     kinds = ("answer", "answer", "stop", "pause", "reset")
     steps = [(rng.choice(kinds), "x" * rng.randint(1, 9), rng.randint(1, 40)) for _ in range(5)]

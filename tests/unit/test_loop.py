@@ -11,7 +11,6 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.stats import Stats, TimeSplit
-from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY, CallDrafter, run, toy_model
@@ -189,14 +188,14 @@ def test_each_step_counts_its_own_seconds(switched: bool, monkeypatch: pytest.Mo
     else:
         assert stats.prefill_seconds == 301
         split = TimeSplit(10.0 * asked, 100.0 * (stats.rounds - 1), 1.0 * (stats.rounds - 1))
-    assert asked >= 3
+    assert asked >= 3 or (switched and not asked)
     assert stats.time == split
 
 
 class WritesFirst:
     """A draft model that writes the first three tokens of an answer in 20 seconds, and nothing else."""
 
-    checks, draft_room = False, 2
+    checks = False
 
     def __init__(self, clock: Clock) -> None:
         self._writing = clock.after(lambda: [1, 2, 3], 20)
@@ -209,7 +208,7 @@ class WritesFirst:
         first, self._wrote = not self._wrote, True
         return self._writing() if first else []
 
-    def observe(self, verdict: Verdict, rows: Any) -> None:
+    def resume(self) -> None:
         """Do nothing: the target keeps writing."""
 
     def close(self) -> None:

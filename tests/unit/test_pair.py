@@ -285,7 +285,6 @@ def test_session_refuses_adapters_that_cannot_be_applied(role: str, message: str
         ({"context": "big"}, "context is 'big': give a value of the type int"),
         ({"context": -5}, "context -5 is too small: the minimum is 1"),
         ({"mmap": "no"}, "mmap is 'no': give a value of the type bool"),
-        ({"wrap": 3}, "wrap is 3: give a function that takes and returns an engine"),
     ],
 )
 def test_rare_options_of_loading_are_checked(rare: dict[str, Any], message: str) -> None:

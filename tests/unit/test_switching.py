@@ -1,23 +1,20 @@
 """Entropy switching: signals, the switching rule, and the decoding loop."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgedecode import InputError, SamplingOptions, SwitchOptions
-from edgedecode.arrays import FloatArray
 from edgedecode.decoding.stats import Stats, TimeSplit
-from edgedecode.decoding.verify import Verdict, unverified
+from edgedecode.decoding.verify import unverified
 from edgedecode.pack.entries import SwitchCurve, SwitchPoint
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.sampling.sampler import Sampler
 from edgedecode.sessions import switch_choice
 from edgedecode.sessions.switch_choice import with_switch_rule
-from edgedecode.switching.draft_writer import DraftWriter
-from edgedecode.switching.rule import CONTROL, SIGNALS, STRETCH, SwitchRule, Uncertainty, entropy
+from edgedecode.switching.rule import SIGNALS, SwitchRule, entropy
 from edgedecode.testing import TableModel, toy_pair
 from tests.toys import session_options
 
@@ -32,24 +29,12 @@ def test_entropy_of_known_distributions() -> None:
     assert entropy(np.log(p).astype(np.float32) + 7) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in SIGNALS if name != CONTROL])
+@pytest.mark.parametrize("name", SIGNALS)
 def test_signal_is_larger_for_a_flatter_row(name: str) -> None:
     rows = [np.array([scale, 0, 0, -1], np.float32) for scale in (9, 3, 1, 0)]
     values = [SIGNALS[name](row, NumpyRowDraw()) for row in rows]
     assert values == sorted(values)
     assert values[0] < values[-1]
-
-
-def test_uncertainty_averages_the_window_and_resets_at_a_switch() -> None:
-    uncertainty = Uncertainty(SwitchRule(up=1.0, window=3))
-    assert [uncertainty.unsure(value) for value in (0, 2, 0.9, 0.2, 1.9)] == [False, True, False, True, True]
-    uncertainty.reset()
-    assert not uncertainty.unsure(0.95)  # with the values before, the mean would be above 1
-
-
-def test_uncertainty_keeps_the_target_for_its_dwell_and_until_the_signal_falls() -> None:
-    uncertainty = Uncertainty(SwitchRule(up=1.0, down=0.5, dwell=3))
-    assert [uncertainty.sure(value) for value in (0, 0, 0.6, 0.5)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +43,6 @@ def test_uncertainty_keeps_the_target_for_its_dwell_and_until_the_signal_falls()
         lambda: SwitchRule(up=-1),
         lambda: SwitchRule(up=math.nan),
         lambda: SwitchRule(up=1, signal="mood"),
-        lambda: SwitchRule(up=1, dwell=0),
-        lambda: SwitchRule(up=1, window=1 << 21),
         lambda: SwitchOptions(quality=0),
         lambda: SwitchOptions(quality=1.01),
         lambda: SwitchOptions(threshold=-0.1),
@@ -133,7 +116,7 @@ def test_switching_counts_the_tokens_up_to_a_stop_string(threshold: float) -> No
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_answer_whose_draft_model_is_released_is_ended_by_the_target(after: int, check: bool) -> None:
-    rule = SwitchRule(up=UP, dwell=3)
+    rule = SwitchRule(up=UP)
     with toy_pair() as pair:
         options = session_options(switch=SwitchOptions(rule=rule, check=check), ignore_eos=True)
         with pair.session(options) as session:
@@ -166,19 +149,19 @@ def test_next_answer_is_decoded_without_switching_while_memory_is_short(monkeypa
         assert session.stats.unverified_tokens == 8
 
 
-def test_rule_decides_whether_a_session_switches_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_decides_whether_a_session_switches_or_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_choice, "models_digest", lambda manifest: "these models")
     with toy_pair() as pair:
         never = with_switch_rule(session_options(switch=SwitchOptions(threshold=0)), pair.manifest)
         assert never.details.switch is None, "the target writes every token: verified drafts are faster"
         point = SwitchPoint(0.5, accuracy=0.9, quality=1.0, quality_low=0.99, target_share=0.4, speed=1.0)
-        curve = SwitchCurve("doubt", 1, 10, (point,), 100, "p", 0.9, 0.4, "onnx", "these models")
+        curve = SwitchCurve("doubt", (point,), 100, "p", 0.9, 0.4, "onnx", "these models")
         manifest = replace(pair.manifest, switching=curve)
         found = with_switch_rule(
             session_options(switch=SwitchOptions(quality=0.9, check=True)), manifest
         ).details.switch
-        assert found == SwitchOptions(rule=SwitchRule(0.5, signal="doubt", dwell=10), check=True)
-        assert pair.drafter_names(session_options(switch=found)) != ()
+        assert found == SwitchOptions(rule=SwitchRule(0.5, signal="doubt"), check=True)
+        assert pair.drafter_names(session_options(switch=found)) == ()
 
 
 def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
@@ -200,64 +183,3 @@ def test_switching_records_the_signal_before_each_token() -> None:
             by_draft = [value < stats.handed_over_at for value in stats.signals]
             assert by_draft[: len(sources)] == [source == "draft" for source in sources]
             assert len(stats.signals) - len(sources) in (0, 1), "the last may be of a token beyond the limit"
-
-
-def test_switching_drafts_if_the_target_generates_several_tokens() -> None:
-    lasting = SwitchOptions(rule=SwitchRule(up=0.5, dwell=8))
-    with toy_pair() as pair:
-        with pair.session(session_options(switch=lasting, ignore_eos=True)) as session:
-            assert session.drafter_name != "none"
-            tokens = session.generate("hello", max_tokens=60).tokens
-        with pair.session(session_options(drafter="none", switch=lasting, ignore_eos=True)) as session:
-            assert session.generate("hello", max_tokens=60).tokens == tokens
-        with pair.session(session_options(switch=SwitchOptions())) as session:
-            assert session.drafter_name == "none"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("down", [math.inf, 2.4])
-def test_switched_text_does_not_depend_on_the_draft_length(down: float, sampled: bool) -> None:
-    """The target hands back after the same token, whether or not drafts let it verify several tokens per pass."""
-    switch = SwitchOptions(rule=SwitchRule(up=UP, down=down, window=2, dwell=4))
-    texts, drafted = set(), []
-    for longest in (0, 1, 2, 8):
-        options = session_options(
-            drafter="model",
-            draft_max=longest,
-            seed=3,
-            sampling=SamplingOptions(temperature=0.7 * sampled),
-            switch=switch,
-            ignore_eos=True,
-        )
-        with toy_pair(draft_noise=0.3) as pair, pair.session(options) as session:
-            texts.add(tuple(session.generate(prompt, max_tokens=80).tokens for prompt in ("hello", "again")))
-            drafted.append(session.stats.proposed)
-            assert session.stats.switches > 0
-    assert len(texts) == 1
-    assert drafted[0] == 0 < min(drafted[1:])
-
-
-def test_target_writes_its_dwell_after_a_checked_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens of the stretch, which the target only verifies, do not count."""
-    written: list[int] = []
-    room: list[int] = []
-    write, observe = DraftWriter.write, DraftWriter.observe
-
-    def noted_write(self: DraftWriter, tokens: Sequence[int], limit: int) -> list[int]:
-        found = write(self, tokens, limit)
-        written.append(len(found))
-        return found
-
-    def noted_observe(self: DraftWriter, verdict: Verdict, rows: FloatArray) -> None:
-        observe(self, verdict, rows)
-        if 0 < written[-1] < STRETCH:
-            room.append(self.draft_room)
-
-    monkeypatch.setattr(DraftWriter, "write", noted_write)
-    monkeypatch.setattr(DraftWriter, "observe", noted_observe)
-    switch = SwitchOptions(rule=SwitchRule(up=UP, dwell=4), check=True)
-    with toy_pair() as pair, pair.session(session_options(switch=switch, ignore_eos=True)) as session:
-        session.generate("hello", max_tokens=60)
-    assert room
-    assert {*room} <= {2, 0}, "three tokens are left of the dwell; in a last, shortened stretch the draft model goes on"
