@@ -62,8 +62,9 @@ class Tokenizer:
         self._pieces = Pieces(inner)
         self._digest: str | None = None
         self.chat_template = chat_template or ChatTemplate(PLAIN_TEMPLATE)
-        self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.longest_token: int = max(map(len, inner.get_vocab(with_added_tokens=True)), default=1)
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.size: int = max(vocabulary.values(), default=-1) + 1
+        self.longest_token: int = max(map(len, vocabulary), default=1)
         added = inner.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
         self.growth = check_growth(component_steps(inner.normalizer))
