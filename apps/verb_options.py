@@ -113,9 +113,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     """Add the options for drafting, verification and sampling."""
     group = parser.add_argument_group("drafting")
     names = ", ".join([*drafter_names(), NO_DRAFTER])
-    group.add_argument(
-        "--drafter", metavar="NAME", help=f"{names} (default: each round uses the fastest, or none if none helps)"
-    )
+    group.add_argument("--drafter", metavar="NAME", help=f"{names} (default: the fastest of each round, or none)")
     group.add_argument(
         "--draft-max",
         type=count,

@@ -29,7 +29,8 @@ class HeadState(ModelState):
         self._crop(self._valid(context))
 
     def unread(self, context: Sequence[int]) -> int:
-        read = self._start - 1 + self._valid(context)
+        valid = self._valid(context)
+        read = self._start - 1 + valid if valid else 0
         return max(0, len(context) - 1 - max(read, self._features.oldest))
 
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
@@ -40,7 +41,7 @@ class HeadState(ModelState):
             return 0
         read = self._start - 1 + len(self._read)
         first = max(self._features.oldest, last - plan.read_max if plan.read_max > 0 else 0)
-        if read < first or self._is_full(last - self._start + 1):
+        if read < first or not self._read or self._is_full(last - self._start + 1):
             self._restart(max(first, last - max(1, self._window // 2) if self._window else 0) + 1)
         return min(limit, self._state.capacity - (last - self._start + 1))
 

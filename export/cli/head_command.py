@@ -44,18 +44,19 @@ class HeadCommand:
                 from ..heads.pack_head import add_head
 
                 added = add_head(root, arguments.source, bits=arguments.bits)
-                print(f"{added.entry.source}: {_line(Manifest.load(root))}")
-                for note in added.notes:
-                    print(note)
+                if not arguments.json:
+                    print("\n".join((f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes)))
             elif arguments.action == "remove":
                 from ..heads.pack_head import remove_head
 
-                print(f"removed the head {remove_head(root).source} from {root}")
+                removed = remove_head(root)
+                if not arguments.json:
+                    print(f"removed the head {removed.source} from {root}")
             elif not arguments.json:
                 print(_line(Manifest.load(root)))
         if arguments.json:
             found = Manifest.load(root).head
-            print_json(None if found is None else asdict(found))
+            print_json({} if found is None else asdict(found))
         return 0
 
 

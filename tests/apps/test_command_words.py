@@ -47,6 +47,7 @@ def _has_json(parser: ArgumentParser) -> bool:
 
 JSON_RUNS: dict[str, list[str]] = {
     "adapter": ["list", "demo"],
+    "head": ["list", "demo"],
     "bench": ["--quick", "--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4"],
     "cache": ["show"],
     "devices": [],
