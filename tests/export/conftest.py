@@ -19,7 +19,7 @@ from edgedecode.cli import main  # noqa: E402
 from edgedecode.decoding.model import LanguageModel  # noqa: E402
 from edgedecode.engines.interface import ModelRequest  # noqa: E402
 from edgedecode.engines.registry import find_runtime  # noqa: E402
-from edgedecode.export.graph.graph_request import GraphRequest  # noqa: E402
+from edgedecode.export.graph.graph_request import WHOLE, GraphRequest, Span  # noqa: E402
 from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
 from edgedecode.export.pair_export import PairRequest, export_pair  # noqa: E402
@@ -53,6 +53,7 @@ def export(
     calibration: Path | None = None,
     activations: str = "8",
     gguf: bool = False,
+    span: Span = WHOLE,
 ) -> Manifest:
     """Export as the command does; default: 8 bits (activations too), and no noise measurement."""
     request = PairRequest(
@@ -65,6 +66,7 @@ def export(
         calibration_text=calibration,
         activations=activations,
         gguf=gguf,
+        span=span,
     )
     return export_pair(request, Stages())
 

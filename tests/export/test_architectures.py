@@ -20,8 +20,6 @@ from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.graph.graph_request import GraphRequest, Span
 from edgedecode.export.npu.parity_passes import compared_passes
-from edgedecode.export.pair_export import PairRequest, export_pair
-from edgedecode.export.stages import Stages
 from edgedecode.export.trim.trimmed_graph import write_trimmed
 from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.manifest import Manifest, ModelEntry
@@ -46,11 +44,6 @@ class Rounded(NamedTuple):
     bits: int
     pack: Path
     manifest: Manifest
-
-
-def export_span(folder: Path, out: Path, span: Span) -> Manifest:
-    request = PairRequest(target=str(folder), draft=None, out=out, recipe=recipe(32), span=span, noise_positions=0)
-    return export_pair(request, Stages())
 
 
 def test_shapes_cover_all_architectures() -> None:
@@ -184,7 +177,7 @@ def answer(pair: edgedecode.Pair, options: SessionOptions) -> edgedecode.Complet
 
 def test_long_rope_by_default_ends_at_its_switch(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", LONG)
-    entry = export_span(folder, tmp_path / "pack", Span()).models["target"]
+    entry = export(folder, tmp_path / "pack", stored=recipe(32)).models["target"]
     assert entry.context == 64
     assert "ends at 64 of 256 tokens" in entry.notes[0]
     assert difference(Manifest.load(tmp_path / "pack"), tmp_path / "pack", folder, random_tokens(64)) < 1e-3
@@ -192,7 +185,7 @@ def test_long_rope_by_default_ends_at_its_switch(tmp_path: Path) -> None:
 
 def test_span_limits_the_context(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel())
-    entry = export_span(folder, tmp_path / "pack", Span(context=128)).models["target"]
+    entry = export(folder, tmp_path / "pack", stored=recipe(32), span=Span(context=128)).models["target"]
     assert entry.context == 128
     assert entry.notes == ("the context is limited to 128 of 256 tokens: as requested",)
 
@@ -207,7 +200,7 @@ def test_span_limits_the_context(tmp_path: Path) -> None:
 def test_span_refuses_unavailable_positions(tiny: TinyModel, span: Span, message: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tiny)
     with pytest.raises(ExportError, match=message):
-        export_span(folder, tmp_path / "pack", span)
+        export(folder, tmp_path / "pack", stored=recipe(32), span=span)
 
 
 def test_export_runs_no_code_of_the_model_folder(tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.export.graph.graph_request import GraphRequest
-from edgedecode.export.pair_export import PairRequest, export_pair
-from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import export, random_tokens, recipe
 from tests.export.gguf.test_stock import EXACT
@@ -76,17 +74,7 @@ def adapted_logits(model: Path, adapter: Path, tokens: list[int], *, scale_of: M
 
 def export_floats(model: Path, pack: Path, adapter: Path) -> Manifest:
     """Export a model in float32 for both engines, and add an adapter `a`."""
-    request = PairRequest(
-        target=str(model),
-        draft=None,
-        out=pack,
-        recipe=recipe(32),
-        noise_positions=0,
-        activations="8",
-        gguf=True,
-        graphs=GraphRequest(("base", "lora")),
-    )
-    export_pair(request, Stages())
+    export(model, pack, stored=recipe(32), gguf=True, graphs=GraphRequest(("base", "lora")))
     add_adapter(pack, "a", adapter)
     return Manifest.load(pack)
 

@@ -206,13 +206,6 @@ def test_errors_decide_the_exit_code(made: dict[str, Path], tmp_path: Path, caps
     found = capsys.readouterr().out
     assert "error: models/target/weights.bin has another content than was packaged (digest): copy" in found
     assert "1 error, no other findings" in found
-
-
-def test_findings_are_printed_as_json(
-    made: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
-    flipped(root)
     assert run("lint", root, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["errors"], report["findings"][0]["rule"]) == (1, "digest")

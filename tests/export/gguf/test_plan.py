@@ -15,10 +15,8 @@ from edgedecode.export.gguf import maker
 from edgedecode.export.gguf.maker import GgufMaker
 from edgedecode.export.gguf.plan import GgufPlan
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair_export import PairRequest, export_pair
-from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import recipe
+from tests.export.conftest import export, recipe
 from tests.export.shapes import LONG
 from tests.export.tiny import TinyModel, write_model
 
@@ -36,16 +34,12 @@ MODELS = {
 _Damage = Callable[[dict[str, Any]], object]
 
 
-def export_planned(target: Path, out: Path, *, stored: Recipe) -> Manifest:
-    return export_pair(PairRequest(str(target), None, out, stored, noise_positions=0, activations="8"), Stages())
-
-
 @pytest.mark.parametrize(("name", "bits"), [(name, 4) for name in MODELS] + [("llama", 8), ("qwen2", 8)], ids=str)
 def test_gguf_plan_builds_the_exported_file(name: str, bits: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", MODELS[name])
     stored = recipe(bits)
     exported = export_gguf(model, tmp_path / "both", stored=stored).models["target"]
-    entry = export_planned(model, tmp_path / "planned", stored=stored).models["target"]
+    entry = export(model, tmp_path / "planned", stored=stored).models["target"]
     assert (exported.gguf, exported.gguf_plan) == ("target/model.gguf", "")
     assert (entry.gguf, entry.gguf_plan) == ("", "target/gguf.json")
     built = tmp_path / "built.gguf"
@@ -57,7 +51,7 @@ def test_gguf_plan_builds_the_exported_file(name: str, bits: int, tmp_path: Path
 @pytest.mark.parametrize("stored", [recipe(16), recipe(4, block_size=16)], ids=["floats", "blocks of 16"])
 def test_gguf_plan_is_omitted_for_schemes_without_a_ggml_type(stored: Recipe, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
-    entry = export_planned(model, tmp_path / "pack", stored=stored).models["target"]
+    entry = export(model, tmp_path / "pack", stored=stored).models["target"]
     assert entry.gguf_plan == ""
     assert not (tmp_path / "pack" / "target" / "gguf.json").exists()
 
@@ -65,13 +59,13 @@ def test_gguf_plan_is_omitted_for_schemes_without_a_ggml_type(stored: Recipe, tm
 def test_gguf_plan_is_omitted_if_llama_cpp_computes_differently(tmp_path: Path) -> None:
     """With --formats gguf this model is refused; without it, only the plan is omitted."""
     model = write_model(tmp_path / "model", TinyModel(more={"hidden_act": "gelu"}))
-    assert export_planned(model, tmp_path / "pack", stored=recipe(4)).models["target"].gguf_plan == ""
+    assert export(model, tmp_path / "pack", stored=recipe(4)).models["target"].gguf_plan == ""
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")
-    export_planned(write_model(folder / "model", TinyModel()), folder / "pack", stored=recipe(4))
+    export(write_model(folder / "model", TinyModel()), folder / "pack", stored=recipe(4))
     return folder / "pack"
 
 

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.export.graph.graph_request import WHOLE, Span
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair_export import PairRequest, export_pair
-from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import Floats, framework_logits, random_tokens, recipe
+from tests.export.conftest import Floats, export, framework_logits, random_tokens, recipe
 from tests.export.shapes import ARCHITECTURAL, GEMMA2, LIKE_LLAMA_CPP, LONG
 from tests.export.tiny import TinyModel, write_model
 
@@ -27,19 +24,9 @@ needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-
 GGUF_SHAPES = {**ARCHITECTURAL, "gemma2": replace(ARCHITECTURAL["gemma2"], more={**GEMMA2, **LIKE_LLAMA_CPP})}
 
 
-def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE) -> Manifest:
-    """Export without measurements on the graph: activations have 8 bits."""
-    request = PairRequest(
-        target=str(target),
-        draft=None,
-        out=out,
-        recipe=stored or recipe(32),
-        span=span,
-        noise_positions=0,
-        activations="8",
-        gguf=True,
-    )
-    return export_pair(request, Stages())
+def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None) -> Manifest:
+    """Export for both engines, without measurements on the graph."""
+    return export(target, out, stored=stored or recipe(32), gguf=True)
 
 
 def long_rope(folder: Path) -> Floats:

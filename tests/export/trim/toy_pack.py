@@ -13,12 +13,11 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.entries import FileEntry
-from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.pack_tokenizer import read_token_ids
 from edgedecode.pair import Pair
-from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableRuntime, toy_tables
+from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableRuntime, toy_pair, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from tests.toys import TrimmedTable
@@ -86,16 +85,14 @@ def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(bytes([number]) * 1000)
     tokenizer = wide_tokenizer()
-    manifest = Manifest(
-        name="toy",
-        created_by="test",
+    manifest = replace(
+        toy_pair().manifest,
         tokenizer="tokenizer.json",
         tokenizer_digest=tokenizer.digest,
         vocabulary_size=tokenizer.size,
-        chat_template=None,
         generation=Generation(end_token_ids=ENDS, bos_token="<|im_start|>"),
         models={role: _entry(role) for role in roles},
-        files={name: FileEntry(nbytes=(root / name).stat().st_size, sha256=file_sha256(root / name)) for name in files},
+        files={name: file_entry(root / name) for name in files},
     )
     (root / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return root
@@ -109,20 +106,6 @@ def fake_graph(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: In
 
 
 def _entry(role: str) -> ModelEntry:
-    return ModelEntry(
-        architecture="table",
-        rows=VOCABULARY,
-        context=CONTEXT,
-        hidden_size=1,
-        layers=1,
-        kv_heads=1,
-        head_size=1,
-        parameters=1,
-        weights=f"{role}/weights.bin",
-        graphs={"base": Graph(f"{role}/base.onnx", ("input_ids",), ("logits",), capabilities=("tree", "rows"))},
-        bits=32,
-        block_size=0,
-        head_bits=32,
-        license="apache-2.0",
-        source="toy",
-    )
+    graph = Graph(f"{role}/base.onnx", ("input_ids",), ("logits",), capabilities=("tree", "rows"))
+    entry = toy_pair().manifest.models["target"]
+    return replace(entry, rows=VOCABULARY, context=CONTEXT, weights=f"{role}/weights.bin", graphs={"base": graph})
