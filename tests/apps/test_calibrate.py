@@ -25,7 +25,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.switch_choice import CAREFUL, switch_rule
 from edgedecode.switching.rule import SIGNALS
 from edgedecode.user_notices import NOTICES
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 
 PROMPTS = Path(bundled_prompts.__file__).parent / "prompts.jsonl"
 FEW = ("--limit", "44", "-n", "12", "--runtime", "onnx")
@@ -87,9 +87,8 @@ def test_best_signal_catches_the_differences_with_the_fewest_tokens() -> None:
     assert [round(1 - up, 2) for up in ups] == [0.6, 0.28, 0.13, 0.06]
 
 
-def test_calibrate_saves_a_curve_that_sessions_use(pack_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", str(pack_copy), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
+def test_calibrate_saves_a_curve_that_sessions_use(pack_copy: Path, told: Told) -> None:
+    value = told("calibrate", str(pack_copy), "--prompts", str(PROMPTS), *FEW)
     found = Manifest.load(pack_copy).switching
     assert value["saved"]
     assert [up["up"] for up in value["curve"]["points"]] == [each.up for each in found.points]

@@ -23,7 +23,7 @@ from edgedecode.library.offers import Offer
 from edgedecode.text.printable import piped_bytes
 from edgedecode.verb_help import RARE
 from tests.apps.conftest import Run, command_line
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 
 
 def parsers() -> dict[str, ArgumentParser]:
@@ -175,11 +175,10 @@ def test_run_and_serve_open_the_page_if_nobody_asks(line: list[str]) -> None:
 
 
 def test_demo_is_a_pack_of_the_verbs_that_change_one(
-    pack_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    pack_copy: Path, monkeypatch: pytest.MonkeyPatch, told: Told, refusal: Refusal
 ) -> None:
     monkeypatch.setattr(find, "BUNDLED_PACK", pack_copy)
-    assert main(["trim", "demo", "--remove", "--json"]) == 0
-    removed = json.loads(capsys.readouterr().out)["removed"]
+    removed = told("trim", "demo", "--remove")["removed"]
     assert removed
     assert not any((pack_copy / name).exists() for name in removed)
     for verb in ("lint", "selftest"):  # they take bundles, which are made of packs

@@ -16,7 +16,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.apps.conftest import Run
 from tests.apps.packs import sign
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -48,10 +48,9 @@ def test_probe_in_a_frozen_application_starts_no_child_process(tmp_path: Path, m
     assert probe("onnx") == usual
 
 
-def test_devices_prints_a_table_or_a_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_prints_a_table_or_a_json_line(capsys: pytest.CaptureFixture[str], told: Told) -> None:
     pytest.importorskip("onnxruntime")
-    assert main(["devices", "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
+    value = told("devices")
     assert set(value) == {"machine", "versions", "devices", "auto", "kernels"}
     assert value["kernels"] == []
     assert value["machine"]["cores"] >= 1

@@ -1,6 +1,5 @@
 """`serve` and `generate`: arguments of the chat template, and thinking on and off."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 import pytest
 
 from tests.apps.serving import CHAT, RESPONSES, Running, body
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 
 # isort: split
 import edgedecode
 from edgedecode import Pair
 from edgedecode.apps.serve.reasoning import Thoughts
-from edgedecode.cli import main
 from edgedecode.library.names import BUNDLED_PACK
 from tests.apps.packs import sign
 
@@ -98,12 +96,9 @@ def test_a_template_that_always_thinks_does_not_stop(tmp_path: Path) -> None:
         assert "no switch for thinking" in running.note
 
 
-def test_the_command_line_switches_thinking(
-    thinker: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
+def test_the_command_line_switches_thinking(thinker: Path, told: Told, refusal: Refusal) -> None:
     def tokens(*words: str) -> int:
-        assert main(["generate", str(thinker), "Hi", "-n", "2", "--json", *words]) == 0
-        value = json.loads(capsys.readouterr().out)
+        value = told("generate", str(thinker), "Hi", "-n", "2", *words)
         return int(value["stats"]["prompt_tokens"] if "stats" in value else value["prompt_tokens"])
 
     off = tokens("--think", "off")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -82,6 +83,19 @@ def sum_of(budget: Budget, prefix: str) -> int:
     return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
 
 
+OPENED: WeakSet[LanguageModel] = WeakSet()
+"""The models that were opened by a test, or by its fixtures."""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the models that a test opened; those of a module's fixtures were opened before."""
+    OPENED.clear()
+    yield
+    for model in OPENED:
+        model.close()
+
+
 class Opener:
     """Open toy graphs on ONNX Runtime, one folder per shape."""
 
@@ -146,6 +160,7 @@ def open_entry(
     runtime = runtimes.OnnxRuntime()
     request = request_of(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
     model: LanguageModel = runtime.open(request)
+    OPENED.add(model)
     return model
 
 
@@ -178,6 +193,7 @@ def open_gguf(
     from edgedecode.runtimes.llama import LlamaRuntime
 
     model: LanguageModel = LlamaRuntime().open(request_of(entry, root, budget=budget, threads=threads, needs=needs))
+    OPENED.add(model)
     return model
 
 

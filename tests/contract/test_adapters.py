@@ -261,7 +261,6 @@ def test_adapter_matrices_are_freed_after_removal_and_close(opener: Opener) -> N
     held(model).remove_adapter(USE.digest)
     assert live() == none
     model.forward(TOKENS[5:9], states[0])
-    model.close()
 
 
 def test_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: LanguageModel) -> None:
@@ -338,7 +337,6 @@ def test_adapter_on_a_graph_without_adapter_inputs_is_refused(opener: Opener) ->
     held(model).add_adapter(USE.digest, [])
     with pytest.raises(CapabilityError, match="no adapter inputs"):
         model.forward([1], model.new_state(4), adapter=USE)
-    model.close()
 
 
 @pytest.mark.skipif(tried()[0] is None, reason="no kernels of ours here")

@@ -167,4 +167,3 @@ def test_process_ends_cleanly_with_models_and_states_open(pack: Path, entry: Mod
 def test_open_entry_of_the_same_toy_on_onnx(pack: Path, entry: ModelEntry) -> None:
     model = open_entry(entry, pack, budget=Budget())
     assert model.card.rows == 128
-    model.close()

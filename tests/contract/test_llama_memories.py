@@ -71,8 +71,6 @@ def test_window_limits_attention(architecture: str, gguf_opener: GgufOpener) -> 
     found, whole = logits_of(window, TOKENS[:60]), logits_of(wide, TOKENS[:60])
     assert_near(found[:12], whole[:12])
     assert_moved(found[20], whole[20])
-    wide.close()
-    window.close()
 
 
 def in_pieces(model: Any, pieces: list[int], count: int) -> FloatArray:
@@ -331,7 +329,6 @@ def test_decode_with_a_recurrent_draft_model_equals_plain_decoding(
     text, stats = decoded(target, ModelDrafter(recurrent, setting), draft_max=draft_max)
     assert text == plain
     assert stats.corrections > 0
-    target.close()
 
 
 def test_recurrent_state_without_snapshots_rolls_back_to_zero_only(no_snapshots: Any) -> None:

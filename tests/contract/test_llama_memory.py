@@ -66,7 +66,6 @@ def test_state_is_leased_completely_at_creation(gguf_opener: GgufOpener) -> None
     assert state.nbytes == sum_of(budget, "kv:")
     state.close()
     assert sum_of(budget, "kv:") == sum_of(budget, "work:") == 0
-    model.close()
 
 
 @pytest.mark.parametrize("needs", [("kv:float32",), ("kv:float16",), ("kv:int8",)], ids=str)
@@ -84,7 +83,6 @@ def test_state_reserves_what_the_engine_reports(
     assert reported["output"] == pytest.approx(max(8, rows) * 4 * 8192, abs=20_000)
     assert sum(reported.values()) == made.nbytes <= made.planned <= 1.05 * made.nbytes + MIB // 4
     assert sum_of(budget, "work:") <= 4 * MIB + 48 * capacity * max(8, rows), "memory that the engine does not report"
-    model.close()
 
 
 BUNDLED = SparseShape(layers=10, hidden=256, heads=4, kv_heads=2, mlp=768, rows=8192)
@@ -103,7 +101,6 @@ def test_state_plan_is_within_5_percent(
     model: Any = open_gguf(entry, tmp_path, budget=budget, needs=(f"kv:{kv_type}",))
     made = make_state(model, budget, capacity=capacity, rows=rows)
     assert sum(made.reported.values()) == made.nbytes <= made.planned <= 1.05 * made.nbytes
-    model.close()
 
 
 @pytest.mark.parametrize("shape", [HALF_BILLION, WIDE, INFLATED], ids=["0.5B", "wide", "inflated"])
@@ -113,7 +110,6 @@ def test_state_for_eight_rows_of_a_large_vocabulary_takes_little(tmp_path: Path,
     made = make_state(model, budget, capacity=1024, rows=8)
     assert model.card.rows == 151_936
     assert made.reported["compute"] <= 40 * MIB, "the engine's own default takes 300"
-    model.close()
 
 
 def test_engine_log_is_shared_by_all_runtimes(gguf_opener: GgufOpener) -> None:
@@ -121,8 +117,6 @@ def test_engine_log_is_shared_by_all_runtimes(gguf_opener: GgufOpener) -> None:
     alone = first.new_state(256).nbytes
     second = gguf_opener()
     assert first.new_state(256).nbytes == second.new_state(256).nbytes == alone
-    first.close()
-    second.close()
 
 
 def test_model_that_is_dropped_is_freed_after_its_states(gguf_opener: GgufOpener) -> None:
@@ -234,7 +228,6 @@ def test_state_that_does_not_fit_is_refused_before_creation(
         model.new_state(2048)
     assert budget.leases == leases
     budget.limit = None
-    model.close()
 
 
 def test_state_that_reports_more_than_planned_is_refused(
@@ -250,7 +243,6 @@ def test_state_that_reports_more_than_planned_is_refused(
     with pytest.raises(BudgetExceeded, match="the target's keys and values"):
         model.new_state(100)
     assert budget.leases == leases
-    model.close()
 
 
 def test_rows_of_several_passes_are_leased_at_creation(gguf_opener: GgufOpener) -> None:
@@ -266,7 +258,6 @@ def test_rows_of_several_passes_are_leased_at_creation(gguf_opener: GgufOpener) 
     with pytest.raises(BudgetExceeded):
         model.new_state(300, rows=250)
     assert budget.used_nbytes == used, "a refused state must keep no lease"
-    model.close()
 
 
 def test_rows_beyond_the_plan_are_leased_before_they_are_gathered(gguf_opener: GgufOpener) -> None:
@@ -282,7 +273,6 @@ def test_rows_beyond_the_plan_are_leased_before_they_are_gathered(gguf_opener: G
     budget.limit = None
     model.forward([1] * 200, state, rows="all")
     assert sum_of(budget, "logits:") == 200 * 128 * 4
-    model.close()
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "lfm2"])
@@ -294,7 +284,6 @@ def test_plan_bounds_recurrent_states(gguf_opener: GgufOpener, architecture: str
     made = make_state(model, budget, capacity=capacity, rows=rows)
     assert made.reported["RS"] > 0
     assert sum(made.reported.values()) <= made.nbytes <= made.planned
-    model.close()
 
 
 RESIDENT = """

@@ -64,14 +64,11 @@ def test_forward_equals_numpy(gguf_opener: GgufOpener, architecture: str) -> Non
     above = [*range(-1, 19), *(19 if parent < 0 else 20 + parent for parent in parents)]
     wanted = toy_numpy.ToyNumpy(ToyShape()).logits([*TOKENS[:20], *TOKENS[30:40]], parents=above)
     np.testing.assert_allclose(found, wanted[20:], rtol=0, atol=1e-5)
-    model.close()
 
 
 def test_forward_on_both_engines_agrees(gguf_opener: GgufOpener, opener: Any) -> None:
     ours, other = gguf_opener(), opener()
     assert_close(logits_of(ours, TOKENS[:100]), logits_of(other, TOKENS[:100]))
-    ours.close()
-    other.close()
 
 
 @pytest.mark.parametrize(("kv_type", "bound"), [("float32", 1e-5), ("float16", 0.02), ("int8", 0.2)])
@@ -89,15 +86,12 @@ def test_forward_with_each_kv_type(gguf_opener: GgufOpener, kv_type: str, bound:
     after = model.forward([5], state).logits[0].copy()
     wanted = logits_of(model, [*TOKENS[:20], *TOKENS[31:33], 5])[-1]
     np.testing.assert_allclose(after, wanted, rtol=0, atol=bound)
-    exact.close()
-    model.close()
 
 
 def test_kv_type_of_quantized_weights_is_half_precision(gguf_opener: GgufOpener) -> None:
     entry = replace(gguf_opener.entry(ToyShape()), bits=4)
     model = open_gguf(entry, gguf_opener.root(ToyShape()), budget=Budget())
     assert model.card.kv_type == "float16"
-    model.close()
 
 
 # -- passes --------------------------------------------------------------------------------------------------------
@@ -212,7 +206,6 @@ def test_state_over_many_operations_equals_a_fresh_one(
         state.crop(len(text))
         checked += len(path)
     assert checked > 100
-    model.close()
 
 
 def grow_tree(model: Any, state: Any, rng: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -322,7 +315,6 @@ def test_calls_that_the_engine_asserts_are_refused_first(gguf_opener: GgufOpener
     with pytest.raises(error):
         call(model, state)
     assert spy.passes == 0
-    model.close()
 
 
 @pytest.mark.parametrize(("capacity", "rows"), [(1, 1), (1, 500), (255, 1), (257, 500), (512, 128)])

@@ -293,8 +293,6 @@ def test_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_pat
     found = model.forward(tokens, model.new_state(40), rows="all", adapter=use).logits.copy()
     assert_close(found, logits_of(wanted_model, tokens))
     assert_moved(found, logits_of(model, tokens))
-    model.close()
-    wanted_model.close()
 
 
 def test_adapter_pass_memory_is_leased(gguf_opener: GgufOpener, tmp_path: Path) -> None:
@@ -322,7 +320,6 @@ def test_adapter_pass_memory_is_leased(gguf_opener: GgufOpener, tmp_path: Path) 
     model.forward([3], state)
     assert state.nbytes == plain
     assert not [lease for lease in budget.leases if lease.name.startswith("adapter:")]
-    model.close()
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])

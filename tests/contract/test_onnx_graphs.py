@@ -52,7 +52,6 @@ def test_open_takes_the_smallest_graph_that_meets_the_needs(
     card = model.card
     assert (card.lora_rank, card.kv_type) == (rank, kv_type)
     assert card.lora_modules == (LORA_MODULES if rank else ())
-    model.close()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,6 @@ def test_rows_of_a_long_pass_are_in_the_requested_order(opener: Opener) -> None:
     tokens, rows = TOKENS * 8, [479, 3, 260]
     output = model.forward(tokens, model.new_state(480), rows=rows)
     assert_close(output.logits, ToyNumpy(SHAPE).logits(tokens)[rows])
-    model.close()
 
 
 def test_logits_are_leased(opener: Opener) -> None:
@@ -123,7 +121,6 @@ def test_logits_are_leased(opener: Opener) -> None:
     model = opener(SHAPE, budget=budget)
     model.forward([1, 2, 3], model.new_state(8), rows="all")
     assert [lease.nbytes for lease in budget.leases if lease.name == "logits:target"] == [3 * 128 * 4]
-    model.close()
 
 
 def test_int8_cache_rounds_per_channel(opener: Opener, shape: ToyShape) -> None:
@@ -134,7 +131,6 @@ def test_int8_cache_rounds_per_channel(opener: Opener, shape: ToyShape) -> None:
     rounding = np.abs(expected - exact).mean()
     assert rounding > 1e-3
     assert np.abs(found - expected).mean() < rounding / 20  # a value near a boundary may round the other way
-    model.close()
 
 
 def test_scales_of_8_bit_keys_are_those_of_their_channels_in_every_layout(opener: Opener) -> None:
@@ -146,7 +142,6 @@ def test_scales_of_8_bit_keys_are_those_of_their_channels_in_every_layout(opener
     with engine_kernels():
         model = opener(SHAPE)
     np.testing.assert_allclose(found, calibrate_scales(model, prompts, ends=ends), rtol=1e-4)
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -172,7 +167,6 @@ def test_int8_tree_in_two_passes_equals_its_chains(opener: Opener, shape: ToySha
     assert_close(after, logits_of(model, [*TOKENS[20:40], nodes[0], nodes[2], nodes[4], *TOKENS[50:53]])[-3:])
     state.crop(25 - 5)
     assert_close(model.forward(TOKENS[:1], state).logits.copy(), logits_of(model, [*TOKENS[20:40], TOKENS[0]])[-1:])
-    model.close()
 
 
 def test_a_graph_of_fixed_shapes_is_only_chosen_on_request(opener: Opener, tmp_path: Path) -> None:

@@ -118,7 +118,6 @@ def test_kernels_give_a_tree_row_the_bits_of_its_chain(opener: Opener, window: i
     model.forward([*prompt, *branches[1]], fresh, rows="none")
     fresh.keep(range(len(prompt) + 3))
     assert np.array_equal(model.forward([5], fresh).logits, after)
-    model.close()
 
 
 @pytest.mark.parametrize(("bits", "block", "wide"), MODELS)

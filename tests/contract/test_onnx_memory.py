@@ -80,7 +80,6 @@ def test_state_is_leased_completely_at_creation(opener: Opener) -> None:
     state.close()
     held.close()
     assert sum_of(budget, "kv:") == 0
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -95,7 +94,6 @@ def test_state_for_trees_needs_no_memory_during_an_answer(opener: Opener) -> Non
     model.forward([1], state)
     assert model.forward([1, 2, 3], state, parents=[-1, -1, 0], rows="all").logits.shape == (3, 128)
     chains.close()
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -120,7 +118,6 @@ def test_buffers_shrink_to_the_need_of_the_open_states(opener: Opener) -> None:
     with pytest.raises(BudgetExceeded, match="the target's buffers"):
         model.new_state(10, rows=90, tree=True)
     assert {lease.name: lease.nbytes for lease in budget.leases} == leases
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -133,7 +130,6 @@ def test_buffers_grow_under_their_leases(opener: Opener) -> None:
     chains = sum_of(budget, "buffers:")
     model.forward([1, 2], state, parents=[-1, -1])
     assert sum_of(budget, "buffers:") > chains
-    model.close()
 
 
 def test_model_that_does_not_fit_is_refused_before_loading(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +155,6 @@ def test_state_that_does_not_fit_is_refused_before_allocation(opener: Opener, mo
     assert budget.leases == leases
     monkeypatch.undo()
     budget.limit = None
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -175,7 +170,6 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) 
         model.forward([1, 2], state, parents=[-1, -1])
     assert state.pending == 1
     assert model.forward([2], state).logits.shape == (1, 128)
-    model.close()
 
 
 @pytest.mark.memory
@@ -254,8 +248,6 @@ def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(
     with pytest.raises(BudgetExceeded, match="rows of the target needs more memory than was planned"):
         model.forward(tokens, model.new_state(256))
     assert fitting.forward(tokens, fitting.new_state(256)).logits.shape == (1, 128)
-    model.close()
-    fitting.close()
 
 
 THREADED = """

@@ -58,7 +58,6 @@ def test_forward_splits_a_long_pass_and_equals_short_ones(
     assert_close(found, whole[list(wanted)])
     assert spy.passes == 2
     assert state.pending == LONG
-    model.close()
 
 
 def test_forward_splits_into_no_pass_of_one_row(opener: Opener, long_tokens: list[int]) -> None:
@@ -68,7 +67,6 @@ def test_forward_splits_into_no_pass_of_one_row(opener: Opener, long_tokens: lis
     model._pass = lambda state, tokens, **rest: (widths.append(len(tokens)), run(state, tokens, **rest))  # type: ignore[attr-defined]
     model.forward(long_tokens[:257], model.new_state(LONG), rows="none")
     assert widths == [255, 2]
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -80,7 +78,6 @@ def test_forward_splits_a_long_tree_pass(opener: Opener, long_tokens: list[int])
     found = model.forward(long_tokens, state, parents=parents, rows=[LONG - 1]).logits[0].copy()
     assert spy.passes == 3  # the first row alone: a tree without a prefix
     assert_close(found, logits_of(model, long_tokens[1::2])[-1])
-    model.close()
 
 
 def test_new_state_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
@@ -102,7 +99,6 @@ def test_new_state_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
     model._session = session
     other.join(60)
     assert_close(model.forward([1, 2], made[0], rows="all").logits.copy(), logits_of(model, [1, 2]))
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -113,7 +109,6 @@ def test_state_keeps_past_and_present_in_one_array(opener: Opener, long_tokens: 
     assert {layer.ctypes.data for layer in state.cache.array} <= outputs
     assert np.abs(state.cache.array[:, :, :, :10]).min(axis=(2, 4)).max() > 0
     assert not state.cache.array[:, :, :, 10:].any()
-    model.close()
 
 
 @pytest.mark.parametrize("fail_at", [1, 2])
@@ -135,7 +130,6 @@ def test_forward_that_is_interrupted_leaves_the_state_unchanged(
     after = model.forward(long_tokens[50:51], state).logits[0].copy()
     path = [long_tokens[20], long_tokens[22], long_tokens[41], long_tokens[50]]
     assert_close(after, logits_of(model, [*long_tokens[:20], *path])[-1])
-    model.close()
 
 
 def test_forward_that_fails_is_a_one_line_error(opener: Opener, long_tokens: list[int]) -> None:
@@ -147,7 +141,6 @@ def test_forward_that_fails_is_a_one_line_error(opener: Opener, long_tokens: lis
         model.forward(long_tokens[:2], state)
     assert state.pending == 0
     model._session = session
-    model.close()
 
 
 @pytest.mark.parametrize("rows", [[2], [-1], [0, 0, 1]], ids=str)
@@ -155,7 +148,6 @@ def test_forward_refuses_rows_outside_the_pass(opener: Opener, rows: list[int]) 
     model = opener()
     with pytest.raises(InputError, match="rows"):
         model.forward([1, 2], model.new_state(8), rows=rows)
-    model.close()
 
 
 def test_forward_on_a_graph_without_tree_runs_chains(opener: Opener) -> None:
@@ -166,4 +158,3 @@ def test_forward_on_a_graph_without_tree_runs_chains(opener: Opener) -> None:
         model.forward([3, 4], state, parents=[-1, -1])
     assert state.pending == 2
     assert_close(model.forward([3], state).logits.copy(), logits_of(model, [1, 2, 3])[2:])
-    model.close()

@@ -121,7 +121,6 @@ def test_chains_and_trees_are_those_of_numpy(opener: Opener, shape: ToyShape) ->
     state.keep(path)
     again = model.forward(TOKENS[:3], state, rows="all").logits
     assert_close(again, wanted.logits(text + TOKENS[:3])[-3:].astype(np.float32))
-    model.close()
 
 
 def test_trimmed_draft_has_the_full_drafts_logits(tmp_path: Path) -> None:

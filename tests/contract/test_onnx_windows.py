@@ -99,7 +99,6 @@ def test_window_with_an_int8_cache(opener: Opener) -> None:
     found = model.forward(TOKENS, model.new_state(LENGTH), rows="all").logits.copy()
     expected, exact = ToyNumpy(shape, int8_cache=True).logits(TOKENS), ToyNumpy(shape).logits(TOKENS)
     assert np.abs(found - expected).mean() < np.abs(exact - expected).mean() / 20
-    model.close()
 
 
 def test_window_over_a_long_prompt_in_several_passes(opener: Opener) -> None:
@@ -108,7 +107,6 @@ def test_window_over_a_long_prompt_in_several_passes(opener: Opener) -> None:
     model = opener(shape)
     found = model.forward(tokens, model.new_state(700), rows=[699, 300]).logits.copy()
     assert_close(found, ToyNumpy(shape).logits(tokens)[[699, 300]])
-    model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
@@ -131,7 +129,6 @@ def test_window_bias_is_leased_with_the_first_state_longer_than_the_window(opene
     assert after > before
     model.forward(TOKENS, state)
     assert planned() == after
-    model.close()
 
 
 @pytest.mark.parametrize("kernels", ["auto", "engine"])

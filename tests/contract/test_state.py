@@ -88,7 +88,6 @@ def test_state_that_is_dropped_releases_its_lease(either: Callable[..., Language
     del state
     gc.collect()
     assert sum_of(budget, "kv:") == 0
-    model.close()
 
 
 def test_close_of_a_model_releases_all_memory(either: Callable[..., LanguageModel]) -> None:
@@ -111,5 +110,3 @@ def test_forward_refuses_a_state_of_another_model_or_a_closed_one(either: Callab
     state.close()
     with pytest.raises(CapabilityError, match="closed"):
         first.forward([1], state)
-    first.close()
-    second.close()

@@ -19,11 +19,10 @@ from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.imports.onnx_import import import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 from tests.hub import Hub, check_download
 from tests.small_tokenizers import byte_fallback
 
-from .conftest import run
 from .genai import build
 from .tiny import TinyModel, write_model
 
@@ -291,12 +290,9 @@ def test_import_checks_the_rewritten_graph(built: Path, tmp_path: Path, monkeypa
     assert not (tmp_path / "pack").exists()
 
 
-def test_import_prints_a_json_report(
-    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
+def test_import_prints_a_json_report(built: Path, tmp_path: Path, told: Told, refusal: Refusal) -> None:
     out = tmp_path / "pack"
-    assert run("import", "--onnx", built, "--out", out, "--license", "MIT", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    report = told("import", "--onnx", built, "--out", out, "--license", "MIT")
     assert report["models"]["target"]["weights_nbytes"] == (built / WEIGHTS).stat().st_size
     assert report["models"]["target"]["license"] == "MIT"
     assert "exists and is not empty" in refusal("import", "--onnx", built, "--out", out)

@@ -1,6 +1,5 @@
 """Models of other programs, of packages and of folders: found under their names, and never changed."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,13 @@ import pytest
 from gguf import GGUFWriter
 
 import edgedecode
-from edgedecode.cli import main
 from edgedecode.errors import ManifestError
 from edgedecode.library.find import could_be_pack, find_pack, names_pack
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
 from edgedecode.pack.manifest import Manifest
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 from tests.imports.files import File, Floats, write_file
 from tests.small_tokenizers import byte_level
 
@@ -223,14 +221,13 @@ BAD_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_a_bad_file_of_a_store_is_one_line_and_the_others_are_listed(
-    case: str, stores: Stores, made: Made, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    case: str, stores: Stores, made: Made, told: Told, refusal: Refusal
 ) -> None:
     damage, message = BAD_FILES[case]
     stores.lm_studio("them/good-GGUF", "good-Q8_0.gguf", made())
     stores.lm_studio("them/bad-GGUF", "bad-Q8_0.gguf", damage(made()))
     assert message in refusal("generate", "bad-GGUF", "hi")
-    assert main(["list", "--json"]) == 0
-    refused = {model["name"]: model["refused"] for model in json.loads(capsys.readouterr().out)["models"]}
+    refused = {model["name"]: model["refused"] for model in told("list")["models"]}
     assert refused["them/good-GGUF:Q8_0"] == ""
     assert message in refused["them/bad-GGUF:Q8_0"]
 

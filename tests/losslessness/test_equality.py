@@ -10,6 +10,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.conftest import Told
 
 PROMPTS = 12
 LIMITS = ["--limit", str(PROMPTS), "-n", "48"]
@@ -28,9 +29,8 @@ def both(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_eval_equality_finds_both_engines_equal(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--equality", "-m", str(both), *LIMITS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["target"]
+def test_eval_equality_finds_both_engines_equal(both: Path, told: Told) -> None:
+    found = told("eval", "--equality", "-m", str(both), *LIMITS)["models"]["target"]
     assert found["prompts"] == PROMPTS
     assert found["tokens"] > 20 * PROMPTS
     assert found["hits"] >= 0.99 * found["tokens"]

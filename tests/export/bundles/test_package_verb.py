@@ -17,7 +17,7 @@ from edgedecode.export.bundles.request import GB, usual_share
 from edgedecode.export.bundles.speeds import Speeds, best_length
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 from tests.export.conftest import run
 
 
@@ -49,9 +49,8 @@ def test_the_models_are_the_packs(cpu: Path) -> None:
             assert (cpu / "models" / role / name).read_bytes() == (BUNDLED_PACK / role / name).read_bytes()
 
 
-def test_the_same_input_gives_the_same_bytes(cpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "again", "--json") == 0
-    listed = json.loads(capsys.readouterr().out)["files"]
+def test_the_same_input_gives_the_same_bytes(cpu: Path, tmp_path: Path, told: Told) -> None:
+    listed = told("package", "demo", "--target", "android-cpu", "--out", tmp_path / "again")["files"]
     assert {name: each["sha256"] for name, each in listed.items()} == {
         name: each.sha256 for name, each in Bundle.load(cpu).files.items()
     }

@@ -13,7 +13,7 @@ import pytest
 from edgedecode.export.bundles import selftest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
-from tests.conftest import Refusal
+from tests.conftest import Refusal, Told
 from tests.export.conftest import run
 
 
@@ -29,9 +29,8 @@ def write_again(root: Path) -> None:
     write_bundle(root, replace(Bundle.load(root), files=_listed(root)))
 
 
-def test_a_bundle_passes_on_this_processor(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("selftest", cpu, "--sysroot", "/nowhere", "--json") == 0
-    lane, other = json.loads(capsys.readouterr().out)
+def test_a_bundle_passes_on_this_processor(cpu: Path, told: Told) -> None:
+    lane, other = told("selftest", cpu, "--sysroot", "/nowhere")
     assert not other["ran"]
     assert lane["passed"]
     assert sum(one["tokens"] for one in lane["answers"]) > 50

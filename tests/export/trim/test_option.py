@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, read_prompts
+from tests.conftest import Told
 
 
 @pytest.mark.parametrize(("words", "size"), [([], None), (["400"], 400)])
@@ -26,14 +26,13 @@ def test_trim_vocab_trims_the_exported_pack(
     toy: Path,
     cheap_rows: None,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    told: Told,
 ) -> None:
     """The export itself is replaced by the toy pack."""
     monkeypatch.setattr(pack_tables, "shown", lambda make, *, out: {"pack": str(out)})
     monkeypatch.setattr(run, "TrimRequest", partial(run.TrimRequest, prompts=96, max_tokens=40))
     options = ("--target", "t", "--draft", "d", "--out", str(toy))
-    assert main(["export", *options, "--json", "--trim-vocab", *words]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = told("export", *options, "--trim-vocab", *words)
     assert report["pack"] == str(toy)
     found = report["trim"]["size"]
     assert found is not None
