@@ -57,9 +57,10 @@ class TerminalChild:
         self._seen = found.end()
         return found
 
-    def prompt(self) -> None:
-        """Wait until the editor takes input: it has shown its prompt and its status line."""
-        self.until(r"\d+ tokens\s*$")
+    def types(self, text: str, pattern: str) -> None:
+        """Type a text, and wait for what it leads to."""
+        self.send(text)
+        self.until(pattern)
 
     def quit(self) -> None:
         """Press Ctrl-D, and check that the command ends well."""

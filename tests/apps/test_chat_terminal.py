@@ -4,7 +4,8 @@ import json
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def chat(*words: str, **options: str | int) -> TerminalChild:
-    return TerminalChild(["chat", "--temp", "0", *words], **options)  # type: ignore[arg-type]
+@contextmanager
+def chat(*words: str, begins: str = "0 of 2048 tokens", **options: str | int) -> Iterator[TerminalChild]:
+    """Run `chat` at a terminal, once it shows that it has begun."""
+    with TerminalChild(["chat", "--temp", "0", *words], **options) as child:  # type: ignore[arg-type]
+        child.until(begins)
+        yield child
 
 
 def asked(messages: Sequence[Message]) -> list[str]:
@@ -43,21 +48,16 @@ def asked(messages: Sequence[Message]) -> list[str]:
 
 
 def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cache: Path) -> None:
-    with chat() as child:
-        child.until("demo · scheduled · 0 of 2048 tokens")
-        child.send(f"{QUESTION}\r")
-        child.until(ANSWER)
+    with chat(begins="demo · scheduled · 0 of 2048 tokens") as child:
+        child.types(f"{QUESTION}\r", ANSWER)
         child.until(r"demo · scheduled · \d\d of 2048 tokens")
         for typed, shown in (("/mo\t", "/mode"), ("pl\t", "plain"), ("\r", "mode plain: the target alone, no drafts")):
-            child.send(typed)
-            child.until(shown)  # completions come when they are found
+            child.types(typed, shown)  # completions come when they are found
         child.until(r"demo · plain · \d\d of 2048 tokens")
-        child.send("/retry\r")
-        child.until(ANSWER)
+        child.types("/retry\r", ANSWER)
         child.until("no drafts")
         child.until(r"demo · plain · \d\d of 2048 tokens")
-        child.send("/help\r")
-        child.until("Alt-Enter, Ctrl-J  begin a new line")
+        child.types("/help\r", "Alt-Enter, Ctrl-J  begin a new line")
         child.quit()
         assert child.mode_now() == child.mode
     kept, lines = cache / "history" / "inputs.jsonl", [QUESTION, "/mode plain", "/retry", "/help"]
@@ -65,13 +65,9 @@ def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cach
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     with chat() as child:
-        child.until("0 of 2048 tokens")
-        child.send("\x1b[A" * 4)  # up
-        child.until(r"What is the capital of France\?")
-        child.send("\r")
-        child.until(ANSWER)
-        child.send("\x12frog")  # Ctrl-R
-        child.until("I-search backward: .*frog")
+        child.types("\x1b[A" * 4, r"What is the capital of France\?")  # up
+        child.types("\r", ANSWER)
+        child.types("\x12frog", "I-search backward: .*frog")  # Ctrl-R
         child.send("\x03\x03\x03")
         assert child.end() == 0
     assert main(["cache", "clear", "--history"]) == 0
@@ -83,9 +79,7 @@ def test_chat_with_no_history_neither_reads_nor_writes_it(cache: Path) -> None:
     kept = cache / "history" / "inputs.jsonl"
     kept.write_text('"an earlier message"\n')
     with chat("--no-history") as child:
-        child.until("0 of 2048 tokens")
-        child.send("\x1b[A\r/help\r")
-        child.until("/help[^?]*show this list")
+        child.types("\x1b[A\r/help\r", "/help[^?]*show this list")
         assert "an earlier message" not in child.output
         child.quit()
     assert kept.read_text() == '"an earlier message"\n'
@@ -94,15 +88,10 @@ def test_chat_with_no_history_neither_reads_nor_writes_it(cache: Path) -> None:
 def test_messages_of_several_lines_arrive_whole(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     with chat("-n", "4") as child:
-        child.until("0 of 2048 tokens")
-        child.send("one\x1b\rtwo\nthree\\\rfour\r")  # Alt-Enter, Ctrl-J, a backslash
-        child.until(r"tok/s[\s\S]*of 2048 tokens")
-        child.send("\x1b[200~pasted\rin\rlines\x1b[201~")
-        child.until("lines")
-        child.send("\r")
-        child.until(r"tok/s[\s\S]*of 2048 tokens")
-        child.send(f"/save {file}\r")
-        child.until("4 messages saved")
+        child.types("one\x1b\rtwo\nthree\\\rfour\r", r"tok/s[\s\S]*of 2048 tokens")  # Alt-Enter, Ctrl-J, a backslash
+        child.types("\x1b[200~pasted\rin\rlines\x1b[201~", "lines")
+        child.types("\r", r"tok/s[\s\S]*of 2048 tokens")
+        child.types(f"/save {file}\r", "4 messages saved")
         child.quit()
     assert asked(load_messages(file)) == ["one\ntwo\nthree\nfour", "pasted\nin\nlines"]
 
@@ -111,16 +100,11 @@ def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     file = tmp_path / "talk.json"
     with chat(*LONG, columns=60) as child:
-        child.until("0 of 2048 tokens")
-        child.send("hello\r")
-        child.until(r"[a-z ]{100}")
-        child.send("\x03")
-        child.until(r"interrupted[\s\S]*of 2048 tokens")
-        child.send(f"/save {file}\r")
-        child.until("2 messages saved")
+        child.types("hello\r", r"[a-z ]{100}")
+        child.types("\x03", r"interrupted[\s\S]*of 2048 tokens")
+        child.types(f"/save {file}\r", "2 messages saved")
         child.until(r"of 2048 tokens")
-        child.send("\x03")
-        child.until("press Ctrl-C again to quit")
+        child.types("\x03", "press Ctrl-C again to quit")
         child.until("of 2048 tokens")
         child.send("\x03")
         assert child.end() == 0
@@ -136,14 +120,10 @@ def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
 def test_text_typed_ahead_goes_to_the_next_prompt_and_not_into_the_answer() -> None:
     pytest.importorskip("llguidance")
     with chat(*LONG, columns=60) as child:
-        child.until("0 of 2048 tokens")
-        child.send("hello\r")
-        child.until(r"[a-z ]{100}")
-        child.send("LATER")
-        child.until(r"[a-z ]{100}")
+        child.types("hello\r", r"[a-z ]{100}")
+        child.types("LATER", r"[a-z ]{100}")
         assert "LATER" not in child.output
-        child.send("\x03")
-        child.until(r"interrupted[\s\S]*> LATER")
+        child.types("\x03", r"interrupted[\s\S]*> LATER")
         child.send("\x03\x03")
         assert child.end() == 0
 
@@ -153,12 +133,9 @@ def test_chat_without_the_line_editor_uses_readline_with_the_same_history(cache:
     kept = cache / "history" / "inputs.jsonl"
     kept.parent.mkdir(parents=True)
     kept.write_text(json.dumps(QUESTION) + "\n")
-    with chat(before=NO_EDITOR) as child:
+    with chat(begins="> ", before=NO_EDITOR) as child:
+        child.types("\x1b[A\r", ANSWER)
         child.until("> ")
-        child.send("\x1b[A\r")
-        child.until(ANSWER)
-        child.until("> ")
-        child.send("/help\r")
-        child.until(r"\\ Enter +begin a new line[\s\S]*> ")
+        child.types("/help\r", r"\\ Enter +begin a new line[\s\S]*> ")
         child.quit()
     assert [json.loads(line) for line in kept.read_text().splitlines()] == [QUESTION, "/help"]

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_scaled_pack_that_is_damaged_is_rebuilt(cache: Path) -> None:
 
 def test_scaled_pack_that_is_interrupted_leaves_no_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Widening, "widen_graphs", _raise_interrupt)
+        patch.setattr(Widening, "widen_graphs", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             widen("20MB")
     assert list((cache / "scaled").iterdir()) == []
@@ -163,21 +164,13 @@ def test_scaled_pack_that_is_interrupted_leaves_no_files(cache: Path, monkeypatc
     assert list((cache / "scaled").iterdir()) == [folder]
 
 
-def _raise_interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _raise_disk_full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_scale_refuses_in_one_line(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     assert "less than the target's own 11.8 MB" in refusal(*QUICK, "--scale", "11MB")
     assert "is not a size" in refusal(*QUICK, "--scale", "large")
     with monkeypatch.context() as patch:
-        patch.setattr(Widening, "write", _raise_disk_full)
+        patch.setattr(Widening, "write", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         assert "the disk became full" in refusal(*QUICK, "--scale", "20MB")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: Namespace(free=1000))

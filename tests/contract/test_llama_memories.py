@@ -1,6 +1,5 @@
 """KV caches with limited rollback: layers with a sliding window, and recurrent ones."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,32 +35,22 @@ WINDOWS = {"gemma2": WINDOW, "gemma3": replace(WINDOW, layers=7)}
 
 
 @pytest.fixture(params=WINDOWS)
-def window(request: pytest.FixtureRequest, gguf_opener: GgufOpener) -> Iterator[Any]:
-    made = gguf_opener(WINDOWS[request.param], architecture=request.param)
-    yield made
-    made.close()
+def window(request: pytest.FixtureRequest, gguf_opener: GgufOpener) -> Any:
+    return gguf_opener(WINDOWS[request.param], architecture=request.param)
 
 
 @pytest.fixture(params=["mamba", "lfm2"])
-def recurrent(
-    request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """Yield a recurrent toy; its state, large next to such small weights, is allowed nevertheless."""
+def recurrent(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a recurrent toy; its state, large next to such small weights, is allowed nevertheless."""
     monkeypatch.setattr("edgedecode.runtimes.llama.llama_footprint.SNAPSHOTS_SHARE", 10)
-    made = gguf_opener(architecture=request.param)
-    yield made
-    made.close()
+    return gguf_opener(architecture=request.param)
 
 
 @pytest.fixture(params=["mamba", "lfm2"])
-def no_snapshots(
-    request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """Yield the same toy as if its state were too large to be kept twice."""
+def no_snapshots(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the same toy as if its state were too large to be kept twice."""
     monkeypatch.setattr("edgedecode.runtimes.llama.llama_footprint.SNAPSHOTS_SHARE", 0)
-    made = gguf_opener(architecture=request.param)
-    yield made
-    made.close()
+    return gguf_opener(architecture=request.param)
 
 
 @pytest.mark.parametrize("architecture", WINDOWS)

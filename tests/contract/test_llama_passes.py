@@ -1,6 +1,6 @@
 """llama.cpp's model: split passes, branches, KV types, and inputs that would make the engine abort."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,10 +19,8 @@ TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 128, LONG
 
 
 @pytest.fixture
-def model(gguf_opener: GgufOpener) -> Iterator[Any]:
-    made = gguf_opener()
-    yield made
-    made.close()
+def model(gguf_opener: GgufOpener) -> Any:
+    return gguf_opener()
 
 
 class Spy:

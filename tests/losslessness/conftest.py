@@ -86,3 +86,11 @@ def adapter_pair(request: pytest.FixtureRequest, adapter_pack: Path) -> Iterator
     pytest.importorskip(ENGINES[request.param])
     with edgedecode.load(adapter_pack, runtime=request.param, adapters=True) as made:
         yield made
+
+
+@pytest.fixture(scope="module", params=["onnx", "llama"])
+def pair(request: pytest.FixtureRequest) -> Iterator[edgedecode.Pair]:
+    """The bundled pack on each engine."""
+    pytest.importorskip({"onnx": "onnxruntime", "llama": "llama_cpp"}[request.param])
+    with edgedecode.load(BUNDLED_PACK, runtime=request.param) as pair:
+        yield pair

@@ -65,13 +65,6 @@ LOOSE: list[tuple[dict[str, Any], str]] = [
 """Schemas of which llguidance alone accepts this answer, which is not valid."""
 
 
-@pytest.fixture(scope="module", params=["onnx", "llama"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pytest.importorskip({"onnx": "onnxruntime", "llama": "llama_cpp"}[request.param])
-    with edgedecode.load(BUNDLED_PACK, runtime=request.param) as pair:
-        yield pair
-
-
 @pytest.fixture(scope="module")
 def onnx() -> Iterator[Pair]:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "suffix": {"drafter": "suffix", "draft_max": 5},
     "recycle": {"drafter": "recycle", "draft_max": 3},
 }
-
-
-@pytest.fixture(scope="module", params=["onnx", "llama"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pytest.importorskip({"onnx": "onnxruntime", "llama": "llama_cpp"}[request.param])
-    with edgedecode.load(BUNDLED_PACK, runtime=request.param) as pair:
-        yield pair
 
 
 def answer(

@@ -1,6 +1,6 @@
 """Entropy switching on real models: every token is the choice of the model named as its source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,13 +22,6 @@ UP = 0.3
 GREEDY = SamplingOptions()
 NEAR_TIE = 4.0
 """Largest logit gap of a near tie, in multiples of the kernel noise, as in `eval --equality`."""
-
-
-@pytest.fixture(scope="module", params=["onnx", "llama"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pytest.importorskip({"onnx": "onnxruntime", "llama": "llama_cpp"}[request.param])
-    with edgedecode.load(runtime=request.param) as made:
-        yield made
 
 
 def one_row_logits(model: LanguageModel, tokens: Sequence[int], start: int) -> list[FloatArray]:
