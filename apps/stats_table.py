@@ -121,10 +121,9 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
 
 
 def _switching(stats: Stats) -> str:
-    taken = f", {stats.taken_back} taken back" if stats.taken_back else ""
     return (
         f"{stats.unverified_tokens} by the draft model, unverified, {stats.verified_tokens} by the target "
-        f"({stats.target_share:.0%}), {stats.switches} switches{taken}"
+        f"({stats.target_share:.0%}), {stats.switches} switches"
     )
 
 

@@ -188,23 +188,15 @@ def _add_switching_options(parser: ArgumentParser) -> None:
         metavar="H",
         help="with --mode switch: hand over to the target at this entropy in nats, without a curve",
     )
-    group.add_argument(
-        "--switch-check",
-        action="store_true",
-        help="with --mode switch: the target verifies, when it takes over, what the draft model wrote",
-    )
 
 
 def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     """Return the options of --mode switch. Raises InputError for those that need it."""
     if arguments.mode == "switch":
-        return SwitchOptions(
-            quality=arguments.quality, threshold=arguments.switch_threshold, check=arguments.switch_check
-        )
+        return SwitchOptions(quality=arguments.quality, threshold=arguments.switch_threshold)
     given = {
         "--quality": arguments.quality is not None,
         "--switch-threshold": arguments.switch_threshold is not None,
-        "--switch-check": arguments.switch_check,
     }
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")

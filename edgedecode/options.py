@@ -50,14 +50,12 @@ class SwitchOptions:
     """Entropy switching: the draft model writes what it is sure of. Faster or smaller, and answers may be worse.
 
     quality: the share of the target's accuracy to keep, by the pack's calibrated curve (`edgedecode calibrate`); None:
-    DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve; rule: any other rule. check:
-    the target verifies the draft model's tokens when it takes over, before they are shown. Raises InputError for values
-    out of range.
+    DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve; rule: any other rule. Raises
+    InputError for values out of range.
     """
 
     quality: float | None = None
     threshold: float | None = None
-    check: bool = False
     rule: SwitchRule | None = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ RARE = frozenset(
         *("--prompt", "--model", "--raw", "--ignore-eos", "--color", "--debug", "--no-history"),
         *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
         *("--verify", "--draft-max", "--rule", "--reproducible", "--adapter", "--template-arg"),
-        *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold", "--switch-check"),
+        *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold"),
         *("--top-k", "--min-p", "--top-n-sigma", "--repeat-penalty", "--frequency-penalty"),
         *("--presence-penalty", "--repeat-last-n", "--logit-bias", "--allow-host", "--allow-origin", "--strict-model"),
         *("--parallel", "--queue", "--noise-positions", "--dry-run", "--no-cache", "--head-bits"),

@@ -32,7 +32,6 @@ class ArmResult:
     tokens: int = 0
     verified: int = 0
     """Tokens that the target wrote or verified."""
-    taken_back: int = 0
     seconds: float = 0.0
 
     @property
@@ -61,7 +60,6 @@ class ArmResult:
         for each in turns:
             self.tokens += each.stats.tokens
             self.verified += each.stats.verified_tokens
-            self.taken_back += each.stats.taken_back
 
 
 def measure_arms(

@@ -106,11 +106,7 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     chosen = curve.threshold(DEFAULT_QUALITY)
     peers = dict(ways)
     if chosen is not None:
-        rule = SwitchRule(up=chosen.up, signal=signal)
-        peers["switch"] = _switched(rule)
-        peers["switch, checked"] = SessionOptions(
-            sampling=GREEDY, details=SessionDetails(switch=SwitchOptions(rule=rule, check=True))
-        )
+        peers["switch"] = _switched(SwitchRule(up=chosen.up, signal=signal))
     with progress("held-out prompts", len(peers) * len(held_out)) as advance:
         checked = measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance)
     return Calibrated(curve, results, checked, chosen)
@@ -163,7 +159,6 @@ def _as_dict(found: Calibrated, root: Path, *, saves: bool) -> dict[str, object]
                 "target_share": arm.target_share,
                 "tokens_per_second": arm.speed,
                 "tokens": arm.tokens,
-                "taken_back": arm.taken_back,
                 "quality_low": quality_low(arm.correct, arms[TARGET].correct),
             }
             for name, arm in arms.items()

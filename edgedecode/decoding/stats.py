@@ -109,8 +109,6 @@ class Stats:
     """The draft model's uncertainty before each token that it was asked for; see `handed_over_at`."""
     handed_over_at: float = 0.0
     """Mean uncertainty at which the target takes over from the draft model (entropy switching)."""
-    taken_back: int = 0
-    """Tokens of the draft model that the target's check replaced before they were emitted (entropy switching)."""
     time_to_first_token: float = 0.0
     prefill_seconds: float = 0.0
     time: TimeSplit = field(default_factory=TimeSplit)
@@ -189,7 +187,6 @@ class Stats:
         mine.cut_short += _cut_short(verdict)
         self.proposed += drafted
         self.accepted += accepted
-        self.taken_back += (drafted - accepted) * (verdict.draft.source == WRITER)
         while len(self.reached) < depth:
             self.reached.append(0)
             self.survival.append(0)

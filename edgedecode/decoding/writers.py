@@ -10,18 +10,13 @@ from typing import Protocol
 from edgedecode.sampling.sampler import Sampler
 
 from .drafting import Drafting
-from .drafts import EMPTY_DRAFT, WRITER, Draft
+from .drafts import EMPTY_DRAFT, Draft
 from .stats import TimeSplit
 from .verify import Constraint, Verdict, forced_draft, unverified
 
 
 class Switching(Protocol):
     """Entropy switching: decides which model writes next, and generates the draft model's tokens."""
-
-    @property
-    def checks(self) -> bool:
-        """Whether the target verifies the draft model's tokens when it takes over, before they are shown."""
-        ...
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         """Start a generation after `tokens`, of which the last `generated` are an answer's; the draft model begins."""
@@ -59,8 +54,6 @@ class Writers:
     constraint: Constraint | None
     first: bool = field(default=True, init=False)
     """Whether this is the first round, which ends the prefill."""
-    _stretch: Draft = field(default=EMPTY_DRAFT, init=False)
-    """What the draft model wrote in this round for the target to check."""
     _asked: bool = field(default=False, init=False)
     """Whether the drafters take part in this round."""
 
@@ -73,15 +66,9 @@ class Writers:
 
     def write(self, tokens: Sequence[int], room: int) -> Verdict | None:
         """Return at most `room` tokens that the draft model writes without the target; None: the target is next."""
-        self._stretch, self._asked = EMPTY_DRAFT, False
-        if self.switching is None:
-            return None
-        written = self.switching.write(tokens, room - self.switching.checks)
-        if written and not self.switching.checks:
-            return unverified(written, self.sampler, ends=self.ends)
-        if written:
-            self._stretch = Draft(tuple(written), source=WRITER)
-        return None
+        self._asked = False
+        written = [] if self.switching is None else self.switching.write(tokens, room)
+        return unverified(written, self.sampler, ends=self.ends) if written else None
 
     def propose(self, tokens: Sequence[int], room: int) -> Draft:
         """Return a draft for the target, whose own token after it must fit the room too.
@@ -89,7 +76,7 @@ class Writers:
         Nothing is forced or drafted in the first round, so that nothing delays the first token.
         """
         if self.first or self.switching is not None:  # with switching, the target writes single tokens
-            return self._stretch
+            return EMPTY_DRAFT
         left = room - 1
         if self.constraint is not None and len(forced := forced_draft(self.constraint, left)):
             return forced

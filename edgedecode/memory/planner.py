@@ -40,8 +40,8 @@ class Choice:
     adapter: str = ""
     """Name of the adapter that answers; empty: none."""
     adapter_scale: float = 1.0
-    stretch: int | None = None
-    """With entropy switching, the most tokens of the draft model that the target checks at once; None: none."""
+    switches: bool = False
+    """The draft model writes tokens (entropy switching)."""
     sampled: bool = False
     """The drafts' distributions are kept, as the ratio rule needs."""
     draft_adapter: str = ""
@@ -162,7 +162,7 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
             yield choice
     if may_drop:
         drafters = tuple(name for name in choice.drafters if name not in bounds.models)
-        choice = replace(choice, drafters=drafters, draft_context=0 if choice.stretch is None else choice.draft_context)
+        choice = replace(choice, drafters=drafters, draft_context=choice.draft_context if choice.switches else 0)
         yield choice
     if choice.context > bounds.least_context:
         choice = replace(choice, context=bounds.least_context)

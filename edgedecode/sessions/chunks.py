@@ -96,10 +96,10 @@ class Reply:
         """Return an empty reply. Raises InputError, and CapabilityError if some tokens are not verified."""
         if top_logprobs is not None:
             check_top_logprobs(top_logprobs)
-        if top_logprobs is not None and options.details.switch is not None and not options.details.switch.check:
+        if top_logprobs is not None and options.details.switch is not None:
             raise CapabilityError(
                 "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
-                "the target does not process: leave out switching, or let it check (SwitchOptions(check=True))"
+                "the target does not process: leave out switching"
             )
         return cls(tokenizer.detokenizer(), StopStrings(stop), top_logprobs)
 

@@ -125,16 +125,7 @@ def check_options(options: SessionOptions, choice: DrafterChoice, *, card: Model
 def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
     """Return the most rows of logits that a pass of the target computes."""
     forced = MOST_FORCED if options.grammar is not None else 0
-    return max(choice.draft_max, stretch(options) or 0, forced) + 1
-
-
-def stretch(options: SessionOptions) -> int | None:
-    """Return the most tokens of the draft model that the target checks at once; None: without switching."""
-    if options.details.switch is None:
-        return None
-    from edgedecode.switching.rule import STRETCH
-
-    return STRETCH * options.details.switch.check
+    return max(choice.draft_max, forced) + 1
 
 
 def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:

@@ -33,7 +33,7 @@ from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import FULL, preferred_drafters
-from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead, stretch
+from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -148,7 +148,7 @@ class PackFootprint:
             adapter=options.adapter or "",
             adapter_scale=options.details.adapter_scale,
             sampled=options.details.rule is Rule.RATIO,
-            stretch=stretch(options),
+            switches=options.details.switch is not None,
         )
         models = frozenset(name for name in (*wanted.drafters, FULL) if self._source(name).needs_model)
         own = f"{DRAFT_ADAPTER}{wanted.adapter}"
@@ -168,7 +168,7 @@ class PackFootprint:
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         size = target.card.vocabulary_size
         found = [
-            *target.state(choice.context, rows=max(choice.draft_max, choice.stretch or 0) + 1, tree=choice.tree),
+            *target.state(choice.context, rows=choice.draft_max + 1, tree=choice.tree),
             sampling_holder(size, self._row_draw),
             prompts_holder(self._tokenizer, choice.context),
             *self._shared(choice),
@@ -214,7 +214,7 @@ class PackFootprint:
         return self._sources.get(name) or find_drafter(name)
 
     def _uses_draft(self, choice: Choice) -> bool:
-        return choice.stretch is not None or any(self._source(name).needs_model for name in choice.drafters)
+        return choice.switches or any(self._source(name).needs_model for name in choice.drafters)
 
     @cached_property
     def _row_draw(self) -> RowDraw:
@@ -253,7 +253,7 @@ class PackFootprint:
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
         """Return the shorter contexts that the draft model may have: none if it writes tokens itself."""
-        if wanted.stretch is not None:
+        if wanted.switches:
             return ()
         draft = self._draft(wanted)
         return shorter_windows(min(wanted.context, draft.card.context))

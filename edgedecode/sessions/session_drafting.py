@@ -185,7 +185,7 @@ class SessionDrafting:
         from edgedecode.switching.draft_writer import DraftWriter
 
         setting = replace(self._setting, draft_model=self._shared.draft_model(FULL))
-        return DraftWriter(setting, self._rule, noise=noise, checks=asked.check)
+        return DraftWriter(setting, self._rule, noise=noise)
 
     def _open(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)

@@ -22,7 +22,7 @@ def with_switch_rule(options: SessionOptions, manifest: Manifest) -> SessionOpti
     if options.details.switch is None:
         return options
     rule = switch_rule(options.details.switch, manifest)
-    switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule, check=options.details.switch.check)
+    switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule)
     return replace(options, details=replace(options.details, switch=switch))
 
 

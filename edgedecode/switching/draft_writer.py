@@ -20,12 +20,11 @@ class DraftWriter:
 
     Its tokens are drawn with the noise of the target's: the same seed and messages give the same text.
     It writes only while the draft model's state holds the whole conversation.
-    checks: the target verifies each stretch, so that what is shown is its own text.
     Raises CapabilityError if there is no draft model or it cannot roll back, BudgetExceeded.
     """
 
-    def __init__(self, setting: DraftSetting, rule: SwitchRule, *, noise: SharedNoise, checks: bool = False) -> None:
-        self.rule, self.checks = rule, checks
+    def __init__(self, setting: DraftSetting, rule: SwitchRule, *, noise: SharedNoise) -> None:
+        self.rule = rule
         model = usable_model(setting)
         self._vocabulary = vocabulary_of(model, setting.vocabulary_size)
         self._rows = setting.vocabulary_size if self._vocabulary is None else len(self._vocabulary)

@@ -46,7 +46,7 @@ SIGNALS: Mapping[str, Signal] = {"entropy": entropy, "doubt": _doubt, "rivalry":
 
 
 STRETCH = 8
-"""Tokens written at most before they are shown, or checked. More: text appears in larger pieces, checks are wider."""
+"""Tokens written at most before they are shown. More: text appears in larger pieces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,8 +317,8 @@ def test_help_begins_with_common_options_and_names_the_way_to_all(
         texts[flag] = capsys.readouterr().out
     assert len(texts["--help"].splitlines()) <= 45
     assert "--temp" in texts["--help"]
-    assert "--switch-check" not in texts["--help"]
-    assert "--switch-check" in texts["--help-all"]
+    assert "--switch-threshold" not in texts["--help"]
+    assert "--switch-threshold" in texts["--help-all"]
     assert texts["--help"].splitlines()[-1].endswith("more options: edgedecode generate --help-all")
 
 

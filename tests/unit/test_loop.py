@@ -195,8 +195,6 @@ def test_each_step_counts_its_own_seconds(switched: bool, monkeypatch: pytest.Mo
 class WritesFirst:
     """A draft model that writes the first three tokens of an answer in 20 seconds, and nothing else."""
 
-    checks = False
-
     def __init__(self, clock: Clock) -> None:
         self._writing = clock.after(lambda: [1, 2, 3], 20)
         self._wrote = False
