@@ -8,6 +8,9 @@ from edgedecode.decoding.policy import Plan
 
 from .model_state import ModelState
 
+CHUNK = 64
+"""Positions that are read at once, as their features are copied."""
+
 
 class HeadState(ModelState):
     """A head's KV cache. Its row for a position reads the target's features there and the next token.
@@ -50,11 +53,14 @@ class HeadState(ModelState):
         if self._start - 1 + len(self._read) == last:  # its last row's output is gone
             self._crop(len(self._read) - 1)
         first = self._start - 1 + len(self._read)
-        tokens = context[first + 1 : last + 1]
-        output = self._head.draft(tokens, self._state, features=self._features.rows(first, last))
-        self._settle(tokens)
-        self._settled, self._hidden = len(self._read), output.hidden
-        return output.logits
+        while True:
+            stop = min(first + CHUNK, last)
+            tokens = context[first + 1 : stop + 1]
+            output = self._head.draft(tokens, self._state, features=self._features.rows(first, stop))
+            self._settle(tokens)
+            self._settled, self._hidden, first = len(self._read), output.hidden, stop
+            if stop == last:
+                return output.logits
 
     def follow(self, tokens: Sequence[int]) -> FloatArray:
         """Read a drafted token with the output of the row before; return the logits after it, a view."""

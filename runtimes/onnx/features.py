@@ -1,6 +1,7 @@
 """What layers of a target read, as further outputs of its graph: a drafting head reads them (EAGLE-3, 2503.01840)."""
 
 from collections.abc import Sequence
+from ctypes import memmove
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from .kernels.products import FLOAT
 from .onnx_engine import Untyped
 
-SLOTS = 640
+SLOTS = 512
 """Positions whose features a state keeps: those of the last two passes of a long prompt, and more of a short one."""
 FLOAT_NBYTES = 4
 _SUM = 3
@@ -62,7 +63,9 @@ class FeatureRows:
             self.oldest = first
         if first + width - self.oldest > SLOTS:
             kept = min(first - self.oldest, SLOTS // 2, SLOTS - width)
-            self._values[:, :kept] = self._values[:, first - kept - self.oldest : first - self.oldest].copy()
+            for values in self._values:  # without a copy in between
+                moved = values[first - kept - self.oldest : first - self.oldest]
+                memmove(values.ctypes.data, moved.ctypes.data, moved.nbytes)
             self.oldest = first - kept
         place = first - self.oldest
         hidden = self._values.shape[-1]

@@ -41,6 +41,8 @@ THREADS_NBYTES = MIB
 """Per-thread buffers of the engine's quantized products, outside the allocator."""
 ROWS_PER_PASS = 256
 """A toy of the bundled target's shape prefills at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
+HEAD_ROWS = 64
+"""A drafting head reads few rows at a time, and many only after a prompt."""
 BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
@@ -94,8 +96,9 @@ class Footprint:
 
 
 def rows_per_pass(entry: ModelEntry, *, adapters: bool) -> int:
-    """Return the rows per pass that keep its intermediate values below their limit."""
-    return max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // _row_nbytes(entry, adapters=adapters)))
+    """Return the rows per pass that keep its intermediate values below their limit; few for a drafting head."""
+    most = HEAD_ROWS if entry.taps else ROWS_PER_PASS
+    return max(2, min(most, ACTIVATION_NBYTES // _row_nbytes(entry, adapters=adapters)))
 
 
 def plan_own_footprint(
@@ -189,7 +192,8 @@ def planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) 
     return plan_own_footprint(
         entry,
         sizes,
-        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 16 if GGUF in graph.capabilities else 0),
+        graph_nbytes=len(data)
+        + (GGUF_NBYTES + len(data) // 16 if GGUF in graph.capabilities and not entry.taps else 0),
         tiles_nbytes=served.nbytes,
         scratch_nbytes=served.scratch_nbytes,
         adapters=adapters,

@@ -8,7 +8,7 @@ import pytest
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, HeadOutput, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.drafters.head_state import HeadState
+from edgedecode.drafters.head_state import CHUNK, HeadState
 from edgedecode.drafters.model_state import LEAST_WINDOW
 from edgedecode.memory.budget import Budget
 from edgedecode.testing import TableState
@@ -164,7 +164,9 @@ def test_a_full_window_starts_again_with_its_recent_half() -> None:
     context = [place % VOCABULARY for place in range(LEAST_WINDOW - 19)]
     state.begin(context)
     drafted(state, context, 1)  # the longest draft would not fit
-    ((tokens, read),) = head.taken()
+    passes = head.taken()
+    assert [len(tokens) for tokens, _ in passes] == [CHUNK] * (LEAST_WINDOW // 2 // CHUNK)
+    tokens, read = ([each for one in passes for each in one[index]] for index in (0, 1))
     assert read == list(range(target.length - LEAST_WINDOW // 2, target.length))
     assert tokens == context[-LEAST_WINDOW // 2 :]
     context += [3, 4]

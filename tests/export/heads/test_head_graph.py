@@ -53,7 +53,7 @@ def open_head(
     head, path = read_head(source), root / "head.gguf"
     with path.open("wb") as file:
         write_gguf_head(file, head, bits=bits, head_bits=bits, taps=(2, 4, 5))
-    entry = head_entry(head, file=path.name, bits=bits, head_bits=bits, source="test")
+    entry = replace(head_entry(head, file=path.name, bits=bits, head_bits=bits, source="test"), taps=(2, 4, 5))
     request = ModelRequest(entry, root, "head", SHAPE.rows, budget or Budget(), threads=1, beside=target)
     model = OnnxRuntime().open(request)
     assert isinstance(model, DraftHead)
@@ -164,6 +164,7 @@ def test_the_plan_holds_the_head_and_what_its_target_keeps(
         assert model.card.token_ids is not None
         assert model.card.token_ids.tolist() == TinyHead().ids().tolist()
     entry = head_entry(read_head(tmp_path / "flat"), file="head.gguf", bits=32, head_bits=32, source="test")
+    entry = replace(entry, taps=(2, 4, 5))
     plan = OnnxRuntime().footprint(ModelRequest(entry, tmp_path, "head", SHAPE.rows, Budget(), threads=1))
     planned = {holder.name: holder.nbytes for holder in (*plan.loaded, *plan.state(64))}
     assert planned.pop("features:target") == features_nbytes(3, 64)
