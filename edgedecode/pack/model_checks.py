@@ -62,10 +62,11 @@ def _check_head(manifest: Manifest, root: Path) -> None:
     from edgedecode.gguf.header import OUTPUT
 
     target, contents = manifest.models["target"], read_contents(root / head.gguf)
-    output = contents.tensors.get(OUTPUT)
-    if contents.fields.get("general.architecture") != HEAD.name or output is None:
+    output, fc = contents.tensors.get(OUTPUT), contents.tensors.get("fc.weight")
+    if contents.fields.get("general.architecture") != HEAD.name or output is None or fc is None:
         raise ManifestError(f"{root / head.gguf} holds no drafting head: add the head again")
-    if output.shape != (head.hidden_size, head.rows) or head.hidden_size != target.hidden_size:
+    shapes = (target.hidden_size, head.rows), (len(head.taps) * target.hidden_size, target.hidden_size)
+    if (output.shape, fc.shape) != shapes or head.hidden_size != target.hidden_size:
         raise ManifestError(f"{root / head.gguf} has other sizes than the manifest says: add the head again")
     if any(not 0 < layer < target.layers for layer in head.taps):
         raise ManifestError(f"the head reads layers {list(head.taps)}, the target has {target.layers}: add it again")

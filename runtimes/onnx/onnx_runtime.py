@@ -358,7 +358,8 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
     if DRAFTING_HEAD in graph.capabilities:
         from .gguf.head_file import head_ids
 
-        ids, size = head_ids(request.root / graph.file), request.vocabulary_size
+        size = request.vocabulary_size
+        ids = head_ids(request.root / graph.file, rows=entry.rows, vocabulary_size=size)
     return ModelCard(
         name=request.name,
         rows=entry.rows,

@@ -16,15 +16,17 @@ TAPS = 3
 """The layers of the target that a head reads."""
 
 
-def head_ids(path: Path) -> IntArray | None:
-    """Return the token id of each row of a head's logits; None: a row is its id."""
+def head_ids(path: Path, *, rows: int, vocabulary_size: int) -> IntArray | None:
+    """Return the token id of each row of a head's logits; None: a row is its id. Raises ManifestError for others."""
     contents = read_metadata(path).contents
     listed = contents.tensors.get(IDS)
     if listed is None:
         return None
-    if TYPE_NAMES[listed.type] != "I64" or len(listed.shape) != 1:
-        raise ManifestError(f"{path} has ids of another type: add the head again")
-    return np.fromfile(path, "<i8", count=listed.shape[0], offset=contents.start + listed.offset)
+    if TYPE_NAMES[listed.type] == "I64" and listed.shape == (rows,):
+        ids: IntArray = np.fromfile(path, "<i8", count=rows, offset=contents.start + listed.offset)
+        if ids[0] >= 0 and ids[-1] < vocabulary_size and (ids[1:] > ids[:-1]).all():
+            return ids
+    raise ManifestError(f"{path} has no ascending ids of {rows} rows in {IDS}: add the head again")
 
 
 def head_features(path: Path) -> Holder:

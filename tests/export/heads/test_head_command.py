@@ -106,7 +106,11 @@ def test_another_verifiers_name_is_a_note(pack: Path, tmp_path: Path, capsys: py
 def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path: Path) -> None:
     assert main(["head", "add", str(pack), str(write_flat(tmp_path / "head", HEAD))]) == 0
     value = json.loads((pack / MANIFEST_NAME).read_text())
-    for change, message in (({"rows": 300}, "other sizes"), ({"taps": [2, 5, 30]}, r"reads layers \[2, 5, 30\]")):
+    changes = {
+        "other sizes": ({"rows": 300}, {"taps": [2, 5]}, {"hidden_size": 128}),
+        r"reads layers \[2, 5, 30\]": ({"taps": [2, 5, 30]},),
+    }
+    for message, change in ((message, each) for message, listed in changes.items() for each in listed):
         changed = {**value, "head": {**value["head"], **change}}
         (pack / MANIFEST_NAME).write_text(json.dumps(changed))
         with pytest.raises(ManifestError, match=message):

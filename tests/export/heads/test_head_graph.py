@@ -16,7 +16,7 @@ from gguf import GGUFReader, dequantize
 
 from edgedecode.decoding.model import DraftHead, LanguageModel
 from edgedecode.engines.interface import ModelRequest
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.export.heads.gguf_head import write_gguf_head
 from edgedecode.export.heads.head_entry import head_entry
 from edgedecode.export.heads.layouts import read_head
@@ -170,3 +170,18 @@ def test_the_plan_holds_the_head_and_what_its_target_keeps(
     assert planned.pop("features:target") == features_nbytes(3, 64)
     assert planned.keys() == held.keys()
     assert all(held[name] <= nbytes <= held[name] + 64 for name, nbytes in planned.items())
+
+
+@pytest.mark.parametrize("wrong", ["descending", "beyond", "few"])
+def test_ids_that_no_draft_may_have_are_refused(
+    wrong: str, target: tuple[LanguageModel, torch.Tensor], tmp_path: Path
+) -> None:
+    with closing(open_head(tmp_path, write_flat(tmp_path / "flat", TinyHead()), target[0])):
+        path = tmp_path / "head.gguf"
+    data, ids = path.read_bytes(), TinyHead().ids().astype("<i8")
+    other = {"descending": ids[::-1], "beyond": ids + SHAPE.rows, "few": ids}[wrong]
+    path.write_bytes(data.replace(ids.tobytes(), other.tobytes()))
+    entry = head_entry(read_head(tmp_path / "flat"), file=path.name, bits=32, head_bits=32, source="test")
+    entry = replace(entry, rows=95 if wrong == "few" else entry.rows, taps=(2, 4, 5))
+    with pytest.raises(ManifestError, match="no ascending ids"):
+        OnnxRuntime().open(ModelRequest(entry, tmp_path, "head", SHAPE.rows, Budget(), beside=target[0]))
