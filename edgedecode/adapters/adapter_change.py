@@ -19,7 +19,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .adapter_parts import Projections, check_invocation, graph_projections
-from .gguf_adapter import lora_projections, read_gguf_adapter, read_gguf_matrices
+from .gguf_adapter import graph_products, lora_modules, lora_projections, read_gguf_adapter, read_gguf_matrices
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 NO_ADAPTER = "off"
@@ -141,13 +141,13 @@ def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size:
 
 
 def gguf_projections(header: Header, *, name: str) -> Projections:
-    """Return the projections of the model `name` in a GGUF file, which take any rank."""
-    found = list(lora_projections(header))
+    """Return the products of our graph of the model `name` in a GGUF file, which take any rank."""
+    found = list(graph_products(header))
     return Projections(
         found,
         name=name,
         rank=header.hidden_size,
-        modules=tuple(sorted({each.module for each in found})),
+        modules=lora_modules(list(lora_projections(header))),
         kv_width=header.kv_heads * header.head_size,
         hint="the adapter is for another model",
     )

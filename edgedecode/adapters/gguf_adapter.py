@@ -1,7 +1,7 @@
 """Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it, and what it can change."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.gguf.adapter import check_adapter, check_values, checked_alpha, matrix_sizes, read_values, targets
 from edgedecode.gguf.architectures import BY_NAME
-from edgedecode.gguf.contents import Contents, read_contents
+from edgedecode.gguf.contents import Contents, Tensor, read_contents
 from edgedecode.gguf.fields import UINT32
 from edgedecode.gguf.gguf_names import gguf_name, module_of
 from edgedecode.gguf.header import Header
@@ -105,6 +105,29 @@ def lora_projections(header: Header) -> Iterator[Projection]:
         found = module_of(name, header.architecture)
         if found is not None and len(tensor.shape) == 2:
             yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])
+
+
+def joins_attention(tensors: Mapping[str, Tensor], part: str) -> bool:
+    """Return whether our graph multiplies by the query, key and value of a layer `part`, "blk.L.", as one matrix.
+
+    They have one inner size and type then, and no norm comes between their products and the attention.
+    """
+    found = [tensors.get(f"{part}attn_{each}.weight") for each in "qkv"]
+    forms = {(len(each.shape), each.shape[0], each.type) if each else None for each in found}
+    return f"{part}attn_q_norm.weight" not in tensors and len(forms) == 1 and None not in forms
+
+
+def graph_products(header: Header) -> Iterator[Projection]:
+    """Yield the products of our graph of a GGUF file that take a delta: `lora_projections`, joined or in halves."""
+    for each in lora_projections(header):
+        if each.module == "gate_up_proj":
+            for half in STACKS[each.module]:
+                yield replace(each, module=half, outputs=each.outputs // 2)
+        elif each.module not in STACKS["qkv_proj"] or not joins_attention(header.tensors, f"blk.{each.layer}."):
+            yield each
+        elif each.module == "q_proj":
+            widths = [header.tensors[f"blk.{each.layer}.attn_{part}.weight"].shape[1] for part in "qkv"]
+            yield replace(each, module="qkv_proj", outputs=sum(widths))
 
 
 def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:

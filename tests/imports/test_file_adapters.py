@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +14,21 @@ from gguf.quants import dequantize, quantize
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.adapters.adapter_change import add_adapter
-from edgedecode.adapters.gguf_adapter import read_gguf_matrices
+from edgedecode.adapters.adapter_parts import graph_projections
+from edgedecode.adapters.gguf_adapter import graph_products, read_gguf_matrices
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
+from edgedecode.gguf.header import read_header
 from edgedecode.library.find import find_pack
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.gguf.opening import gguf_graph, with_gguf_graph
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.conftest import Refusal
 from tests.peft_folders import LAYER, PARENTS, safetensors
@@ -59,13 +63,13 @@ WIDTHS = {"qkv_proj": 3 * HIDDEN, "gate_proj": MLP, "up_proj": MLP, "gate_up_pro
 """Outputs, where they are not the hidden size."""
 
 
-def matrices(places: Mapping[str, str]) -> dict[tuple[int, str], tuple[Floats, Floats]]:
+def matrices(places: Mapping[str, str], *, rank: int = RANK) -> dict[tuple[int, str], tuple[Floats, Floats]]:
     """Return PEFT's A and B by layer and module."""
     rng = np.random.default_rng(5)
     found = {}
     for layer in range(2):
         for module in places:
-            shapes = (RANK, MLP if module == "down_proj" else HIDDEN), (WIDTHS.get(module, HIDDEN), RANK)
+            shapes = (rank, MLP if module == "down_proj" else HIDDEN), (WIDTHS.get(module, HIDDEN), rank)
             down, up = (rng.standard_normal(shape).astype(np.float32) / 4 for shape in shapes)
             found[layer, module] = down, up
     return found
@@ -95,14 +99,14 @@ def deltas(places: Mapping[str, str]) -> dict[str, Floats]:
     }
 
 
-def write_peft(folder: Path, places: Mapping[str, str] = PLACES) -> Path:
+def write_peft(folder: Path, places: Mapping[str, str] = PLACES, *, rank: int = RANK) -> Path:
     folder.mkdir()
     values = {}
-    for (layer, module), sides in matrices(places).items():
+    for (layer, module), sides in matrices(places, rank=rank).items():
         for side, matrix in zip("AB", sides, strict=True):
             values[LAYER.format(layer, f"{PARENTS.get(module, 'mlp')}.{module}", side)] = matrix
     (folder / WEIGHTS).write_bytes(safetensors(values))
-    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA}), encoding="utf-8")
     return folder
 
 
@@ -196,6 +200,48 @@ def test_a_pack_of_two_files_takes_adapters_of_both(tmp_path: Path, capsys: pyte
     assert main(["generate", *words, "--adapter", "formal"]) == 0
     assert main(["adapter", "list", str(pack)]) == 0
     assert "onnx, llama" in capsys.readouterr().out
+
+
+NORMS = {f"blk.{layer}.attn_{each}_norm.weight": np.ones(HEAD_SIZE, np.float32) for layer in (0, 1) for each in "qk"}
+
+
+@pytest.mark.parametrize(
+    ("file", "modules"),
+    [
+        (LLAMA, {"qkv_proj", "gate_proj"}),
+        (PHI, {"qkv_proj", "gate_proj"}),
+        (File(architecture="qwen3", replaced=NORMS), {"q_proj", "k_proj", "v_proj", "gate_proj"}),
+    ],
+    ids=["joined", "stacked", "norms between"],
+)
+def test_planned_products_are_those_of_the_graph(file: File, modules: set[str], tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.gguf", byte_level(), file)
+    pack = find_pack(path)
+    entry = with_gguf_graph(Manifest.load(pack).located("target"), pack)
+    graph, _ = gguf_graph(entry, path, entry.graphs["lora"], digest="", findings={})
+    shapes = {name: tensor.dims for name, tensor in graph.initializers.items()}
+    found = list(graph_products(read_header(path)))
+    assert sorted(map(astuple, found)) == sorted(map(astuple, graph_projections(shapes)))
+    assert {each.module for each in found} == modules | {"up_proj", "down_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("modules", [["q_proj"], list(PLACES)], ids=["query", "all"])
+def test_an_adapter_of_a_file_fits_what_is_planned_for_it(modules: list[str], tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    assert (
+        main(["import", "--target", str(write_file(tmp_path / "a.gguf", byte_level(), LLAMA)), "--out", str(pack)]) == 0
+    )
+    add_adapter(pack, "odd", write_peft(tmp_path / "odd", {each: PLACES[each] for each in modules}, rank=64))
+    options = SessionOptions(adapter="odd", drafter="none")
+    planned = dict(edgedecode.plan(pack, options, runtime="onnx").memory.holders)
+    with (
+        edgedecode.load(pack, runtime="onnx", adapters=True) as pair,
+        pair.session(replace(options, adapter=None)) as session,
+    ):
+        pair.budget.limit = Limit(pair.budget.used_nbytes + planned["adapter:odd"])
+        session.use_adapter("odd")
+        (held,) = [lease.nbytes for lease in pair.budget.leases if lease.name == "adapter:odd"]
+    assert 0 < held <= planned["adapter:odd"]
 
 
 @pytest.mark.parametrize("kind", ["file", "graphs"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.adapters.gguf_adapter import joins_attention
 from edgedecode.arrays import FloatArray
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
@@ -193,7 +194,7 @@ class Network:
         names = [f"{part}attn_{each}" for each in "qkv"]
         normed = self.weights.has(f"{part}attn_q_norm.weight")
         matrices = [f"{name}.weight" for name in names]
-        if not normed and self.weights.joinable(matrices):
+        if joins_attention(self.metadata.contents.tensors, part):
             return [self._product(x, [(name, None) for name in matrices]), "", ""]
         made = [self._product(x, [(name, None)]) for name in matrices]
         if normed:

@@ -60,10 +60,6 @@ class GgufWeights:
         except NotServed as error:
             raise NotServed(f"{name}: {error}") from None
 
-    def joinable(self, names: Sequence[str]) -> bool:
-        """Return whether these matrices can be read as one."""
-        return len({(self._matrix(name).shape[0], self._matrix(name).type) for name in names}) == 1
-
     def joined(self, pieces: Sequence[Piece]) -> str:
         """Return the name under which these tensors are read as one matrix."""
         name = "+".join(
