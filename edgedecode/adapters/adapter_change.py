@@ -11,7 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.gguf.adapter import targets
 from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import ADAPTERS, DRAFT_ADAPTER, AdapterEntry
@@ -19,7 +21,14 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .adapter_parts import Projections, check_invocation, graph_projections
-from .gguf_adapter import graph_products, lora_modules, lora_projections, read_gguf_adapter, read_gguf_matrices
+from .gguf_adapter import (
+    LORA_RANK,
+    graph_products,
+    lora_modules,
+    lora_projections,
+    read_gguf_adapter,
+    read_gguf_matrices,
+)
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 NO_ADAPTER = "off"
@@ -141,15 +150,19 @@ def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size:
 
 
 def gguf_projections(header: Header, *, name: str) -> Projections:
-    """Return the products of our graph of the model `name` in a GGUF file, which take any rank."""
+    """Return the products of our graph of the model `name` in a GGUF file.
+
+    They take ranks up to `LORA_RANK`, and the hidden size: a larger rank would add nothing.
+    """
     found = list(graph_products(header))
     return Projections(
         found,
         name=name,
-        rank=header.hidden_size,
+        rank=min(LORA_RANK, header.hidden_size),
         modules=lora_modules(list(lora_projections(header))),
         kv_width=header.kv_heads * header.head_size,
         hint="the adapter is for another model",
+        larger="give one of a smaller rank",
     )
 
 
@@ -163,7 +176,10 @@ def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> A
             "", role=role, rank=found.rank, alpha=found.alpha, modules=found.modules, invocation=found.invocation
         )
     header, contents = read_header(root / model.gguf), read_contents(path, arrays=True)
-    return read_gguf_adapter(contents, path, header, name=role, role=role, vocabulary_size=size)
+    entry = read_gguf_adapter(contents, path, header, name=role, role=role, vocabulary_size=size)
+    if all(module_of(target, header.architecture) for target in targets(contents, path)):  # else only llama.cpp runs it
+        gguf_projections(header, name=f"the pack's {role}").check_rank(entry.rank)
+    return entry
 
 
 def pack_projections(manifest: Manifest, root: Path, *, role: str) -> Projections:

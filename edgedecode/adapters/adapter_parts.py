@@ -91,16 +91,20 @@ class Projections:
         """
         found: dict[Projection, list[LowRank]] = {projection: [] for projection in self._projections}
         for change in matrices:
-            if change.rank > self._rank and self._projections:
-                raise CapabilityError(
-                    f"an adapter of rank {change.rank} does not fit {self._name}, which takes ranks up to "
-                    f"{self._rank}: {self._larger.format(change.rank)}"
-                )
+            self.check_rank(change.rank)
             for projection in self._changed(change):
                 part = self._piece(projection, change)
                 self._check_sizes(projection, part)
                 found[projection].append(part)
         return [Parts(projection, parts) for projection, parts in found.items()]
+
+    def check_rank(self, rank: int) -> None:
+        """Raise CapabilityError for a rank that the model does not take."""
+        if rank > self._rank and self._projections:
+            raise CapabilityError(
+                f"an adapter of rank {rank} does not fit {self._name}, which takes ranks up to "
+                f"{self._rank}: {self._larger.format(rank)}"
+            )
 
     def stack(self, given: Parts, *, scale: float) -> LowRank:
         """Stack an adapter's parts of one product, times `scale`, without the zeros of `join`.

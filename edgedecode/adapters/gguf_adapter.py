@@ -21,6 +21,8 @@ from edgedecode.pack.manifest import STACKS, ModelEntry
 from .adapter_parts import Projection, check_invocation
 from .peft_folder import PeftAdapter
 
+LORA_RANK = 256
+"""Largest rank on our kernels: the partial sums of a pass are planned for it, some 2 MB."""
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 

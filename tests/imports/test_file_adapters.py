@@ -13,9 +13,10 @@ from gguf.quants import dequantize, quantize
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.adapters import adapter_change
 from edgedecode.adapters.adapter_change import add_adapter
 from edgedecode.adapters.adapter_parts import graph_projections
-from edgedecode.adapters.gguf_adapter import graph_products, read_gguf_matrices
+from edgedecode.adapters.gguf_adapter import LORA_RANK, graph_products, read_gguf_matrices
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
@@ -269,6 +270,28 @@ def test_an_adapter_in_a_gguf_file_equals_the_folder_of_peft(kind: str, tmp_path
         assert (one.layer, one.module) == (other.layer, other.module)
         assert np.array_equal(one.down, other.down)
         np.testing.assert_allclose(one.up, other.up, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_ranks_above_that_of_our_kernels_are_refused_when_an_adapter_is_added(
+    kind: str, tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, limit = tmp_path / "pack", 8
+    monkeypatch.setattr(adapter_change, "LORA_RANK", limit)
+    assert main(["import", "--target", str(write_file(tmp_path / "a.gguf", byte_level())), "--out", str(pack)]) == 0
+    for rank in (limit, limit + 1):
+        source = write_peft(tmp_path / f"peft{rank}", rank=rank)
+        if kind == "file":
+            changes = read_peft_adapter(source / CONFIG, source / WEIGHTS).matrices()
+            source = write_gguf(tmp_path / f"{rank}.gguf", changes, size=HEAD_SIZE)
+        if rank == limit:
+            add_adapter(pack, "fits", source)
+        else:
+            line = refusal("adapter", "add", str(pack), f"odd={source}")
+            assert "an adapter of rank 9 does not fit the pack's target, which takes ranks up to 8: give" in line
+    assert [path.name for path in (pack / "adapters").iterdir()] == ["fits"]
+    graph = with_gguf_graph(Manifest.load(pack).located("target"), pack).graphs["lora"]
+    assert graph.lora_rank == LORA_RANK == 256
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.adapters.gguf_adapter import lora_modules, lora_projections
+from edgedecode.adapters.gguf_adapter import LORA_RANK, lora_modules, lora_projections
 from edgedecode.engines.interface import ADAPTERS, SQUARES
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME, HEAD
@@ -23,8 +23,6 @@ from .metadata import read_metadata
 from .weights import GgufWeights
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
-_LORA_RANK = 256
-"""Largest rank of an adapter: the partial sums of a pass are planned for it, some 2 MB."""
 _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""
 
@@ -40,7 +38,7 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     modules = lora_modules(list(lora_projections(header_of(metadata.contents, path))))
     graphs = {
         "base": base,
-        "lora": replace(_more(base, ADAPTERS), lora_rank=_LORA_RANK, lora_modules=modules),
+        "lora": replace(_more(base, ADAPTERS), lora_rank=LORA_RANK, lora_modules=modules),
         "kv8": replace(base, kv_type="int8"),
         "squares": _more(base, SQUARES),
     }
