@@ -20,6 +20,7 @@ from edgedecode.library.find import find_pack, names_pack
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.gguf import kv_scales
+from edgedecode.runtimes.onnx.kernels import serving
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.small_tokenizers import byte_level
 from tests.test_light_import import HEAVY, loaded_after
@@ -151,6 +152,19 @@ def test_scales_are_measured_once_or_where_what_was_kept_is_damaged(
             file.write_bytes(kept)
         assert np.array_equal(logits_of(model, "kv:int8"), first)
         assert ("are measured once" in caplog.text) is damaged
+
+
+def test_files_that_no_manifest_lists_share_no_scales(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no digest; a second one of the same shape has its own scales, and the first one's are kept."""
+    monkeypatch.setattr(kv_scales, "weights_digest", lambda root, path: "")
+    monkeypatch.setattr(serving, "weights_digest", lambda root, path: "")
+    other = write_file(model.with_name("b.gguf"), byte_level(), File(kind="Q8_0", seed=4))
+    found = [logits_of(path, "kv:int8") for path in (model, other, model)]
+    first, second = kv_scales._KEPT.values()
+    assert not np.array_equal(first, second)
+    assert np.array_equal(found[0], found[2])
+    monkeypatch.setattr(kv_scales, "_KEPT", {})
+    assert np.array_equal(logits_of(other, "kv:int8"), found[1])
 
 
 @pytest.fixture

@@ -21,26 +21,28 @@ from .metadata import Metadata, read_metadata
 _TEXTS, _LENGTH = 4, 128
 """Divergence of SmolLM2-135M (Q4_1) on 1,531 tokens of chats: 1.6e-3 to 2.6e-3 by seed; with the scales that an export
 measures on answers to prompts 1.5e-3, with one greedy text 2e-2."""
-_KEPT: dict[str, FloatArray] = {}
+_KEPT: dict[str | tuple[Path, int, int], FloatArray] = {}
+"""By digest, or of files that have none by path, time and size."""
 
 
-def scales_of(digest: str, metadata: Metadata) -> FloatArray:
-    """Return the measured scales of the file with this digest, [2 · layers, KV heads, head size]; else ones."""
-    shape = 2 * metadata.layers, metadata.kv_heads, metadata.head_size
-    if digest not in _KEPT and (path := _path(digest)) is not None:
+def scales_of(digest: str, path: Path, metadata: Metadata) -> FloatArray:
+    """Return the measured scales of the file at `path`, [2 · layers, KV heads, head size]; ones: not measured."""
+    shape, key = (2 * metadata.layers, metadata.kv_heads, metadata.head_size), digest or _state(path)
+    if key not in _KEPT and (kept := _path(digest)) is not None:
         with suppress(OSError, ValueError, EOFError):
-            found = np.load(path, allow_pickle=False)
+            found = np.load(kept, allow_pickle=False)
             if found.dtype == np.float32 and found.shape == shape and np.isfinite(found).all() and found.min() > 0:
-                _KEPT[digest] = found
-    return _KEPT.get(digest, np.ones(shape, np.float32))
+                _KEPT[key] = found
+    return _KEPT.get(key, np.ones(shape, np.float32))
 
 
 def measure_scales(request: ModelRequest, open_model: Callable[[ModelRequest], LanguageModel]) -> None:
     """Measure the scales, unless they are kept, with float32 keys and values. Raises as `open_model` does."""
     path = request.root / request.entry.gguf
     metadata, digest = read_metadata(path), weights_digest(request.root, path)
-    scales_of(digest, metadata)
-    if digest and digest in _KEPT:
+    scales_of(digest, path, metadata)
+    key = digest or _state(path)
+    if key in _KEPT:
         return
     entry = replace(request.entry, context=min(request.entry.context, _LENGTH + 1))
     needs = [need for need in request.needs if need != INT8_KV]
@@ -53,10 +55,15 @@ def measure_scales(request: ModelRequest, open_model: Callable[[ModelRequest], L
             for text in range(_TEXTS):
                 found.append(calibrate_scales(model, [[starts[text % 2]]], length=_LENGTH, rng=rng))
                 advance(1)
-    _KEPT[digest] = np.max(found, axis=0)
+    _KEPT[key] = np.max(found, axis=0)
     if (kept := _path(digest)) is not None:
         with suppress(OSError), aside(kept) as fresh, fresh.open("wb") as file:
-            np.save(file, _KEPT[digest])
+            np.save(file, _KEPT[key])
+
+
+def _state(path: Path) -> tuple[Path, int, int]:
+    state = path.stat()
+    return path.resolve(), state.st_mtime_ns, state.st_size
 
 
 def _path(digest: str) -> Path | None:

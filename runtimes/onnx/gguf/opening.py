@@ -90,7 +90,7 @@ def gguf_graph(
     if graph.kv_type == "int8":  # its modules take 3 MB, which the plan of a float cache does not hold
         from .kv_scales import scales_of
 
-        scales = scales_of(digest, metadata)
+        scales = scales_of(digest, path, metadata)
     file = build_graph(
         metadata,
         weights,
