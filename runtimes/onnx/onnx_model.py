@@ -21,7 +21,7 @@ from edgedecode.pack.manifest import ModelEntry
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
 from .graph_session import SQUARES_OUTPUT, cache_names, check_allocated
-from .kernels.thread_choice import chosen_threads
+from .kernels.thread_choice import WIDTHS, chosen_threads
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, cache_shape, state_nbytes
@@ -102,17 +102,18 @@ class OnnxModel(SessionModel[OnnxState]):
     def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
         """Use the fastest number of threads, up to the card's, with our kernels: cached at `kept`, or measured now.
 
-        otherwise: used if a state of one row does not fit the budget. Closes the model if a pass fails.
+        otherwise: used if a state of these passes does not fit the budget. Closes the model if a pass fails.
         """
         most = self._card.threads or 1
 
         def run(threads: int) -> None:
             self._card = replace(self._card, threads=threads)
-            self.forward([0], state)
-            state.crop(0)
+            for width in WIDTHS:
+                self.forward([0] * width, state)
+                state.crop(0)
 
         try:
-            state = self.new_state(1)
+            state = self.new_state(max(WIDTHS))
             try:
                 threads = chosen_threads(run, most=most, kept=kept)
             finally:

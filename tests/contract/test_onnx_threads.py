@@ -2,14 +2,18 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgedecode import load
+from edgedecode.decoding.model import Output
 from edgedecode.runtimes.onnx.kernels import thread_choice
 from edgedecode.runtimes.onnx.kernels.thread_choice import LEAST_SAMPLES, SAMPLES, WARM_UP, chosen_threads, fewest_fast
 from edgedecode.runtimes.onnx.kernels.trial import load_kernels
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 
 needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="edgedecode was installed without its kernels")
 
@@ -73,15 +77,18 @@ def test_chosen_threads_are_measured_again_for_a_damaged_cache(tmp_path: Path, c
     assert runs[2] == WARM_UP + SAMPLES
 
 
-def test_chosen_threads_measured_under_load_expire_after_an_hour(
+def test_chosen_threads_measured_under_load_expire_after_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread_choice, "_busy_cores", lambda: 64.0)
     monkeypatch.setattr(thread_choice, "cores", lambda: 2)
     kept = tmp_path / "choice.json"
+    clock = [1000.0]
+    monkeypatch.setattr(thread_choice, "time", lambda: clock[0])
     threads = chosen_threads(lambda threads: None, most=2, kept=kept)
+    clock[0] += 299
     assert chosen_threads(_refuse, most=2, kept=kept) == threads
-    monkeypatch.setattr(thread_choice, "time", lambda: json.loads(kept.read_text())["ends"] + 1)
+    clock[0] += 2
     with pytest.raises(AssertionError, match="no measurement is expected"):
         chosen_threads(_refuse, most=2, kept=kept)
 
@@ -98,6 +105,29 @@ def test_open_uses_the_chosen_threads_and_gives_the_same_text_with_any(monkeypat
             assert pair.target.card.threads <= count
             texts.append(session.generate("Tell me about a fox.", max_tokens=16).tokens)
     assert texts[0] == texts[1]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("wide", "threads"), [({1: 4.0, 2: 2.5}, 2), ({1: 2.5, 2: 2.5}, 1)], ids=["slower", "as fast"])
+def test_open_weighs_passes_of_one_row_and_wide_ones(
+    wide: dict[int, float], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row is nearly as fast with either number of threads."""
+    clock, passes, forward = [0.0], Counter[tuple[int, int]](), OnnxModel.forward
+
+    def timed(self: OnnxModel, tokens: Sequence[int], *given: Any, **how: Any) -> Output:
+        used = self.card.threads or 0
+        clock[0] += {1: {1: 1.0, 2: 1.1}, 8: wide}[len(tokens)][used] / 1000
+        passes[len(tokens), used] += 1
+        return forward(self, tokens, *given, **how)
+
+    monkeypatch.setattr(OnnxModel, "forward", timed)
+    monkeypatch.setattr(thread_choice, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_runtime.most_threads", lambda: 2)
+    monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_runtime.kept_choice", lambda facts: None)
+    with load(runtime="onnx") as pair:
+        assert pair.target.card.threads == threads
+    assert passes == dict.fromkeys([(1, 1), (1, 2), (8, 1), (8, 2)], WARM_UP + SAMPLES)
 
 
 @needs_kernels

@@ -17,12 +17,14 @@ from edgedecode.typed_json import Positive
 from edgedecode.user_notices import notice
 
 FOLDER = "threads"
-FORMAT = 1
+FORMAT = 2
+WIDTHS = 1, 8
+"""Rows of the passes that are timed as one: one row is bound by reading weights, drafts and prompts by computing."""
 WARM_UP, SAMPLES, LEAST_SAMPLES = 2, 9, 3
 SLOW_SECONDS = 2.0
 """Limit of the total measuring time: larger models get fewer samples, and a notice."""
-BUSY_SECONDS = 3600
-"""Lifetime of a choice measured while other processes used some of the cores."""
+BUSY_SECONDS = 300
+"""Lifetime of a choice measured while other processes used some of the cores; the next model that opens measures."""
 CLOSE = 1.04
 """Fewer threads are preferred if a pass takes at most this factor longer, as they leave cores to other programs."""
 
@@ -36,7 +38,7 @@ def kept_choice(facts: Sequence[str]) -> Path | None:
 def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) -> int:
     """Return how many threads, 1 to `most`, a pass should use: as cached at `kept`, else measured now.
 
-    run: runs a pass of one row with a given number of threads.
+    run: runs passes of `WIDTHS` with a given number of threads.
     """
     threads = kept_threads(kept)
     if 1 <= threads <= most:
@@ -74,7 +76,7 @@ def kept_threads(kept: Path | None) -> int:
 
 
 def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
-    """Return the median seconds of a pass by number of threads: powers of two, and `most`; interleaved."""
+    """Return the median seconds of `run` by number of threads: powers of two, and `most`; interleaved."""
     counts = sorted({most, *(1 << power for power in range(most.bit_length()))} & set(range(1, most + 1)))
     samples: dict[int, list[float]] = {count: [] for count in counts}
     wanted = SAMPLES
