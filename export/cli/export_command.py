@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.memory.sizes import format_nbytes
 
 from ..graph.graph_request import GraphRequest, Span
-from .common import quiet
+from .common import pack_is_there, quiet
 from .pack_options import add_graphs, add_recipe, read_recipe
 from .trim_command import add_trim, check_trim, trim_exported
 
@@ -55,6 +56,7 @@ class ExportCommand:
         add_recipe(parser)
         add_graphs(parser)
         add_trim(parser)
+        parser.add_argument("--head", type=Path, metavar="SOURCE", help="add a drafting head, as `head add` does")
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
@@ -72,6 +74,11 @@ def _make(arguments: Namespace) -> Report:
     recipe, graphs = read_recipe(arguments), GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank)
     check_trim(arguments)
     require_frameworks()
+    if arguments.head is not None:
+        from ..heads.layouts import read_head
+        from ..heads.pack_head import add_head
+
+        read_head(arguments.head)  # before the export, which takes long
     from ..pair_export import PairRequest, export_pair
     from .pack_tables import shown
 
@@ -97,6 +104,9 @@ def _make(arguments: Namespace) -> Report:
     report = shown(lambda stages: export_pair(request, stages), out=request.out)
     if arguments.trim_vocab is not None:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
+    if arguments.head is not None:
+        with pack_is_there(f"the pack {request.out} is made, without the head"):
+            report["head"] = asdict(add_head(request.out, arguments.head).entry)
     return report
 
 

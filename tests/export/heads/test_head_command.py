@@ -12,6 +12,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.export.tiny import TinyModel, write_model
 
 from .written import TinyHead, write_flat, write_speculators
 
@@ -115,3 +116,19 @@ def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path:
         (pack / MANIFEST_NAME).write_text(json.dumps(changed))
         with pytest.raises(ManifestError, match=message):
             check_pack(pack)
+
+
+def test_export_adds_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "model", TinyModel(layers=8, tied=True))
+    small = TinyHead(vocabulary=323, layers=(2, 4, 5))  # the ids of its tokenizer
+    words = ["export", "--target", str(model), "--bits", "8", "--activations", "8", "--out", str(tmp_path / "out")]
+    assert main([*words, "--head", str(write_flat(tmp_path / "other", replace(small, hidden=96)))]) == 1
+    assert "hidden states of 96 values" in capsys.readouterr().err
+    assert Manifest.load(tmp_path / "out").head is None
+    shutil.rmtree(tmp_path / "out")
+    assert main([*words, "--head", str(tmp_path / "nothing")]) == 1
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--head", str(write_flat(tmp_path / "head", small))]) == 0
+    entry = Manifest.load(tmp_path / "out").head
+    assert entry is not None
+    assert entry.taps == (2, 4, 5)
