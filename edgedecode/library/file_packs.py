@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from gc import collect
 from glob import escape
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,6 +12,7 @@ from shutil import rmtree
 
 from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
+from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.new_folder import link_or_copy
 
@@ -38,6 +40,8 @@ def file_pack(path: Path, *, draft: Path | None = None, title: str = "") -> Path
     except ManifestError:
         if not _is_made(folder):  # else another process made it at the same time
             raise
+    collect()  # the vocabulary, as the importer read it: its objects refer to each other
+    release_pages()
     for other in set(folder.parent.glob(f"{escape(folder.name.rpartition('-')[0])}-*")) - {folder}:
         rmtree(other, ignore_errors=True)  # of the files before they changed
     return folder
