@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an engine cannot run a model here. broken: the engine does not run at all."""
+    """Why an engine cannot run a model here. told: users are told when another one is taken for this reason."""
 
     reason: str
-    broken: bool = False
+    told: bool = False
 
 
 @runtime_checkable

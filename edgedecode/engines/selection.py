@@ -90,7 +90,7 @@ def first_engine(manifest: Manifest, root: Path, request: EngineRequest, *, aske
     able = _choice(candidates).names
     if not able:
         return _only_installed(candidates)
-    told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.broken))]
+    told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.told))]
     if told:
         reasons = "; ".join(f"{each.name}: {each.why_not}" if asked else each.why_not for each in told)
         notice(f"decoding on {able[0]} ({reasons})")

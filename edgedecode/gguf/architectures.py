@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _FREQUENCIES = ("rope_freqs.weight",)
+_AFTER, _OF_HEADS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -30,6 +31,8 @@ class Architecture:
     interleaved: bool = False
     """Whether llama.cpp's rotary embedding pairs adjacent rows of a head, not its two halves: files order query and key
     rows differently from transformers."""
+    norms: tuple[str, ...] = ()
+    """The norms of a layer beyond those before attention and MLP."""
     factors: tuple[str, ...] = ()
     """The tensors of RoPE factors that llama.cpp reads."""
     windows: bool = False
@@ -62,10 +65,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(
         _GEMMA, name="gemma2", builder="Gemma2Model", windows=True, every=2,
-        attention_cap=50.0, logits_cap=30.0, wide_layers=46,
+        attention_cap=50.0, logits_cap=30.0, wide_layers=46, norms=_AFTER,
     ),
     "Gemma3ForCausalLM": replace(
         _GEMMA, name="gemma3", builder="Gemma3Model", windows=True, every=6, own_window_rotation=True, wide_layers=62,
+        norms=(*_AFTER, *_OF_HEADS),
     ),
     "GraniteForCausalLM": replace(_LLAMA, name="granite", builder="GraniteModel"),
     "LlamaForCausalLM": _LLAMA,
@@ -74,7 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "phi3", "Phi3MiniModel", fused=True, factors=_LONG_AND_SHORT, square=True, every=1,
     ),
     "Qwen2ForCausalLM": Architecture("qwen2", "QwenModel", square=True),
-    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3Model", head_size=128),
+    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3Model", head_size=128, norms=_OF_HEADS),
     "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3Model", tied=True, interleaved=True, unrotated=4),
 }  # fmt: skip
 """By transformers' class, as config.json names it."""

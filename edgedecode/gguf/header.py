@@ -123,6 +123,13 @@ SCALINGS = ("none", "linear", "yarn", "longrope")
 ROTATING = frozenset((*BY_NAME, "lfm2", "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
 """Values that must be finite and above 0: others violate an assertion of the engine, or give garbage."""
+_NOT_NEGATIVE = (
+    *("rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.attn_factor"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.original_context_length"),
+    *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
+"""Values of which 0 stands for none."""
 
 
 def check_assertions(contents: Contents, architecture: str, *, path: Path) -> None:
@@ -144,9 +151,11 @@ _TRANSLATED = {"gemma3": "rope.global.freq_base"}
 def _number_fault(contents: Contents, architecture: str) -> str:
     if f"{architecture}.{_TRANSLATED.get(architecture)}" in contents.fields:
         return "an older Ollama wrote its fields under names of its own"
-    for name in _POSITIVE:
+    for name in (*_POSITIVE, *_NOT_NEGATIVE):
         value = contents.fields.get(f"{architecture}.{name}", 1.0)
-        if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
+        if not (
+            isinstance(value, (int, float)) and isfinite(value) and value >= 0 and (value or name in _NOT_NEGATIVE)
+        ):
             return f"its {name} is {value}"
     layers = contents.integer(f"{architecture}.block_count")
     if not 0 < layers <= MOST_LAYERS:

@@ -90,7 +90,7 @@ class LlamaRuntime:
         finding = probe_engine(engine_version() or "")
         if finding.works and offload.device not in ("", *finding.devices):
             return Refusal(f"llama.cpp has no device {offload.device!r} here")
-        return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
+        return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", told=True)
 
     def devices(self) -> Sequence[Device]:
         """Return the processor, and the build's other devices; a child process tests the engine with a tiny model."""

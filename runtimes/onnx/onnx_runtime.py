@@ -97,7 +97,7 @@ class OnnxRuntime:
                 from .gguf.opening import gguf_fault
 
                 if fault := gguf_fault(entry, root):
-                    return Refusal(fault)
+                    return Refusal(fault, told=True)
         except CapabilityError as error:
             return Refusal(str(error))
         reason = found.refusal(entry, graph)

@@ -102,13 +102,6 @@ def test_open_refuses_a_graph_that_differs_from_the_manifest(
         open_entry(replace(entry, graphs={name: graph}), opener.root(SHAPE), budget=Budget(), needs=needs)
 
 
-def test_graphs_of_older_packs_with_more_outputs_are_not_opened(opener: Opener) -> None:
-    entry = opener.entry(SHAPE)
-    graphs = {"hidden": replace(entry.graphs["base"], capabilities=("tree", "rows", "hidden"))}
-    with pytest.raises(CapabilityError, match="has no graph that offers float32 KV"):
-        open_entry(replace(entry, graphs=graphs), opener.root(SHAPE), budget=Budget())
-
-
 def test_rows_of_a_long_pass_are_in_the_requested_order(opener: Opener) -> None:
     model = opener(SHAPE)
     tokens, rows = TOKENS * 8, [479, 3, 260]
@@ -180,9 +173,5 @@ def test_a_graph_of_fixed_shapes_is_only_chosen_on_request(opener: Opener, tmp_p
     assert choose_graph(entry, tmp_path, name="target", needs=("static",)) == static
     with pytest.raises(CapabilityError, match="use --drafter model"):
         choose_graph(replace(entry, graphs={"base": base}), tmp_path, name="trim", needs=("static",))
-    old = replace(base, capabilities=(*base.capabilities, "trim"))  # a second head, of earlier versions
-    assert choose_graph(replace(entry, graphs={"heads": old, "base": base}), tmp_path, name="draft", needs=()) == base
-    with pytest.raises(CapabilityError, match="no graph that offers"):
-        choose_graph(replace(entry, graphs={"heads": old}), tmp_path, name="draft", needs=())
     with pytest.raises(CapabilityError, match="no graph that offers static"):
         choose_graph(replace(entry, graphs={"base": base}), tmp_path, name="target", needs=("static",))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 import edgedecode
@@ -27,7 +27,7 @@ from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.small_tokenizers import byte_level, large_byte_level
 from tests.test_light_import import HEAVY, loaded_after
 
-from .files import File, tensors, write_file
+from .files import HEAD_SIZE, File, tensors, write_file
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytestmark = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
@@ -245,6 +245,22 @@ def _unused_tensor(path: Path) -> None:
     )
 
 
+def _scaled(kind: str, factor: float, base: float = 10000.0) -> Callable[[Path], object]:
+    """Return what writes a file whose rotary embedding is scaled so."""
+
+    def more(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", kind)
+        writer.add_float32("llama.rope.scaling.factor", factor)
+        writer.add_float32("llama.rope.freq_base", base)
+
+    return lambda path: write_file(path, byte_level(), File(more=more))
+
+
+def _replaced(name: str, shape: tuple[int, ...], value: float = 1.0) -> Callable[[Path], object]:
+    values = {name: np.full(shape, value, np.float32)}
+    return lambda path: write_file(path, byte_level(), File(replaced=values))
+
+
 def _damaged_scale(path: Path) -> None:
     tensor = next(each for each in GGUFReader(path, "r+").tensors if each.name == "blk.1.ffn_up.weight")
     tensor.data[3, :2] = (0x00, 0x7E)  # a float16 that is no number
@@ -259,6 +275,12 @@ def _damaged_scale(path: Path) -> None:
         (_other_architecture, "the architecture 'stablelm' is none of"),
         (_damaged_scale, "blk.1.ffn_up.weight has scales that are not finite"),
         (_unused_tensor, "it has the tensor blk.0.extra.weight"),
+        (_scaled("yarn", -1.0), "its rope.scaling.factor is -1.0"),
+        (_scaled("linear", float("nan")), "its rope.scaling.factor is nan"),
+        (_scaled("yarn", 4.0, 1.0), "for which YaRN is not defined"),
+        (_replaced("rope_freqs.weight", (HEAD_SIZE // 2,), 0.0), "rope_freqs.weight has values that are no factors"),
+        (_replaced("blk.0.ffn_down.weight", (96, 40)), "blk.0.ffn_down.weight has the shape [40, 96], not"),
+        (lambda path: write_file(path, byte_level(), File(architecture="qwen3")), "no tensor blk.0.attn_q_norm.weight"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(
@@ -269,6 +291,12 @@ def test_bad_files_are_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("edgedecode: ")
     assert message in line
+
+
+def test_a_scaling_of_0_is_none(model: Path) -> None:
+    plain = generate(model)
+    _scaled("linear", 0.0)(model)
+    assert generate(model) == plain
 
 
 def test_packs_of_files_are_made_without_frameworks() -> None:

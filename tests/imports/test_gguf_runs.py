@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgedecode
@@ -49,6 +50,16 @@ def test_a_file_that_stays_outside_the_pack_is_packaged(tmp_path: Path) -> None:
     bundle = Bundle.load(tmp_path / "bundle")
     assert (tmp_path / "bundle" / bundle.models["target"].gguf).read_bytes() == target.read_bytes()
     assert bundle.plan.tolerance["llama"] >= 0.4
+
+
+def test_the_part_that_only_llama_cpp_runs_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGEDECODE_RUNTIME", raising=False)
+    scale = {"blk.0.attn_q.scale": np.ones(1, np.float32)}
+    file = write_file(tmp_path / "a.gguf", byte_level(), File(replaced=scale))
+    assert main(["generate", "-m", str(file), "-p", "hi", "-n", "2"]) == 0
+    assert "decoding on llama (a.gguf: it has the tensor blk.0.attn_q.scale, which" in capsys.readouterr().err
 
 
 def test_imported_gguf_with_token_scores_runs(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from edgedecode.pair import Pair
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from edgedecode.user_notices import NOTICES
 
-UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
+UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", told=True)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ..kernels.library import KernelLibrary, Matrix
 from ..kernels.products import FLOAT, NotServed, Stored
 from .head_file import TAPS
 from .metadata import IDS, Metadata
-from .network import Network
+from .network import Network, check_tensors
 from .weights import GgufWeights
 
 _MOST_IDS = 1 << 24
@@ -50,9 +50,7 @@ class HeadWeights(GgufWeights):
 
 def build_head_graph(metadata: Metadata, weights: HeadWeights, *, context: int) -> GraphFile:
     """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
-    for name, tensor in metadata.contents.tensors.items():
-        if fault := metadata.shape_fault(name, tensor.shape):
-            weights.refuse(fault)
+    check_tensors(metadata, weights)
     network = _HeadNetwork(metadata, weights, context=context, adapters=False, squares=False, kv_scales=None)
     network.write()
     weights.check_all_used()

@@ -13,6 +13,12 @@ IDS = "d2t"
 """A drafting head's tensor with the token id of each row of its logits."""
 
 
+_HEAD_NORMS, _NORMS = ("attn_q_norm", "attn_k_norm"), ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+_PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_LAYER_PARTS = frozenset((*_PRODUCTS, *_HEAD_NORMS, *_NORMS))
+_MODEL_PARTS = frozenset(("token_embd", "output", "output_norm"))
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """The fields of one file."""
@@ -34,8 +40,9 @@ class Metadata:
         return self.contents.integer(f"{self.name}.{key}") or default
 
     def number(self, key: str, default: float) -> float:
+        """Return a number; the default if it is 0, which stands for none (llama-model.cpp and llama-graph.cpp)."""
         value = self.contents.fields.get(f"{self.name}.{key}", default)
-        return float(value) if isinstance(value, (int, float)) else default
+        return float(value) if isinstance(value, (int, float)) and value else default
 
     def text(self, key: str) -> str:
         value = self.contents.fields.get(f"{self.name}.{key}", "")
@@ -68,8 +75,8 @@ class Metadata:
 
     def cap(self, key: str, default: float) -> float:
         """Return a soft cap; 0: none, also for one that changes nothing, as a tanh near 0 would lose digits."""
-        cap = self.number(key, default)
-        return 0.0 if cap >= _NO_CAP else cap
+        cap = self.contents.fields.get(f"{self.name}.{key}", default)
+        return float(cap) if isinstance(cap, (int, float)) and cap < _NO_CAP else 0.0
 
     @property
     def score_scale(self) -> float:
@@ -87,13 +94,19 @@ class Metadata:
     def is_rotated(self, layer: int) -> bool:
         return not self.architecture.unrotated or (layer + 1) % self.architecture.unrotated != 0
 
+    def knows(self, name: str) -> bool:
+        """Return whether a model of these architectures may have this tensor."""
+        part = name.removeprefix("blk.").partition(".")[2] if name.startswith("blk.") else ""
+        stem = (part or name).removesuffix(".weight").removesuffix(".bias")
+        return self.is_head or name.startswith("rope_") or stem in (_LAYER_PARTS if part else _MODEL_PARTS)
+
     def shape_fault(self, name: str, shape: tuple[int, ...]) -> str:
-        """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor is not known here."""
+        """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor's are not known."""
         layer, _, part = name.removeprefix("blk.").partition(".")
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         read = 2 * self.hidden if self.is_head else self.hidden
         down = self.contents.tensors.get(f"blk.{layer}.ffn_down.weight")
-        wide = down.shape[0] if down else 0
+        wide = self.integer("feed_forward_length") or (down.shape[0] if down else 0)
         stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
         sizes = {
             "attn_q": (read, queries),
@@ -104,10 +117,8 @@ class Metadata:
             "ffn_gate": (self.hidden, wide),
             "ffn_up": (self.hidden, 2 * wide if stacked else wide),
             "ffn_down": (wide, self.hidden),
-            **dict.fromkeys(("attn_q_norm", "attn_k_norm"), (self.head_size,)),
-            **dict.fromkeys(
-                ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm"), (self.hidden,)
-            ),
+            **dict.fromkeys(_HEAD_NORMS, (self.head_size,)),
+            **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         expected = (self.hidden,) if name == "output_norm.weight" else expected

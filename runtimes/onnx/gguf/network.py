@@ -6,6 +6,7 @@ Matrices are not part of the graph: a product names the tensors it reads (see `G
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from edgedecode.onnx_format.tensor import Tensor
 from edgedecode.pack.manifest import STACKS
 
 from ..graph_session import ADAPTER_INPUT, FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
-from ..kernels.products import FLOAT, UINT8
+from ..kernels.products import FLOAT, UINT8, serves_head
 from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
@@ -48,19 +49,31 @@ def build_graph(
     squares: bool = False,
     kv_scales: FloatArray | None = None,
 ) -> GraphFile:
-    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use.
+    """Return the graph. Raises NotServed for what it does not compute, ManifestError for tensors that the file lacks.
 
     adapters: each product of a layer takes a delta, as in graphs of `export --graphs lora`.
     squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
     kv_scales: those of 8-bit keys and values, [2 · layers, KV heads, head size]; None: they are float32.
     """
-    for name, tensor in metadata.contents.tensors.items():
-        if fault := metadata.shape_fault(name, tensor.shape):
-            weights.refuse(fault)
+    check_tensors(metadata, weights)
     network = Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
     network.write()
     weights.check_all_used()
     return network.file
+
+
+def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
+    """Refuse tensors that are not known or have other sizes, and files without the norms of their architecture."""
+    if not serves_head(metadata.head_size):
+        weights.refuse(f"its head size is {metadata.head_size}")
+    tensors = metadata.contents.tensors
+    if unknown := next((name for name in tensors if not metadata.knows(name)), None):
+        weights.refuse(f"it has the tensor {unknown[:60]}, which its architecture does not use here")
+    for name, tensor in tensors.items():
+        if fault := metadata.shape_fault(name, tensor.shape):
+            weights.damaged(fault)
+    for layer, norm in product(range(metadata.layers), metadata.architecture.norms):
+        weights.vector(f"blk.{layer}.{norm}.weight")
 
 
 @dataclass(slots=True)

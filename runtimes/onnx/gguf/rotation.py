@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from ..kernels.products import NotServed
 from .metadata import Metadata
 
 Floats = npt.NDArray[np.float64]
@@ -33,9 +34,13 @@ def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, context:
         base, scaling = metadata.number("rope.freq_base_swa", _BASE), ""
     else:
         base, scaling = metadata.number("rope.freq_base", _BASE), metadata.text("rope.scaling.type")
+    if base == 1 and scaling == "yarn":
+        raise NotServed("its rotary embedding has the base 1, for which YaRN is not defined")
     frequencies = base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     divisors = factors.get(factors_name(metadata))
     if divisors is not None and not window:
+        if not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise NotServed(f"{factors_name(metadata)} has values that are no factors")
         frequencies /= divisors
     strength = 1.0 if window else metadata.number("rope.scaling.attn_factor", 1.0)
     if scaling == "linear":

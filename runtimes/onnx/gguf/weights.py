@@ -5,11 +5,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.errors import ManifestError
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
@@ -24,12 +25,16 @@ _F32 = 0
 
 
 class GgufWeights:
-    """The mapped tensors of one file. Methods raise NotServed for tensors that are missing or of another form."""
+    """The mapped tensors of one file.
+
+    Methods raise NotServed for tensors of another form, and ManifestError for what no engine could run: tensors that
+    are missing, or have scales that are not finite.
+    """
 
     def __init__(self, path: Path, contents: Contents, *, findings: Mapping[str, int]) -> None:
         self.findings = dict(findings)
         """Results of `KernelLibrary.inspect`, by tensors."""
-        self._contents, self._used = contents, set[str]()
+        self._path, self._contents, self._used = path, contents, set[str]()
         self._pieces: dict[str, tuple[Piece, ...]] = {}
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -93,12 +98,15 @@ class GgufWeights:
     def refuse(self, reason: str) -> None:
         raise NotServed(reason)
 
+    def damaged(self, reason: str) -> NoReturn:
+        raise ManifestError(f"{self._path} is damaged or incomplete ({reason}): copy, download or convert it again")
+
     def _stored(self, name: str, library: KernelLibrary) -> Stored:
         first, part = self._pieces[name][0]
         columns, inner = self.shape(name)
         found = self._inspect(name, library)
         if found & BAD_SCALE:
-            self.refuse(f"{first} has scales that are not finite")
+            self.damaged(f"{first} has scales that are not finite")
         wide = bool(found & WIDE_SCALES)
         form = replace(_form(self._loaded(name, columns=1), columns=columns), wide_scales=wide)
         offsets = self._contents.start + self._matrix(first).offset, 0 if part is None else part[0]
@@ -128,7 +136,7 @@ class GgufWeights:
     def _tensor(self, name: str) -> Tensor:
         tensor = self._contents.tensors.get(name)
         if tensor is None:
-            raise NotServed(f"it has no tensor {name}")
+            self.damaged(f"it has no tensor {name}")
         self._used.add(name)
         return tensor
 

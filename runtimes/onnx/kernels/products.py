@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,11 @@ Levels 0 (unset), 2 (float16) and 3 (bfloat16) get 16 bits, whose error is small
 
 class NotServed(Exception):
     """The engine's kernels run a graph as a whole; the message is the reason."""
+
+
+def serves_head(size: object) -> TypeGuard[int]:
+    """Return whether our attention takes heads of this size."""
+    return isinstance(size, int) and size % 16 == 0 and 0 < size <= 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from .products import (
     matrix_attributes,
     planes_of,
     product_node,
+    serves_head,
     tile_offsets,
 )
 
@@ -259,7 +260,7 @@ class _Rewriting:
         size = cache.dims[-1] if cache is not None and cache.dims else None
         if cache is None or values is None or values.elem_type != cache.elem_type:
             raise NotServed("its keys and values are no inputs of one type")
-        if not isinstance(size, int) or size % 16 or not 0 < size <= 512:
+        if not serves_head(size):
             raise NotServed(f"its head size is {size}")
         if not inputs[9] or inputs[11] or any(inputs[14:]) or any(node.outputs[3:]):
             raise NotServed("its attention has no positions, or other inputs and outputs")

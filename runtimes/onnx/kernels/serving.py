@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -111,8 +112,7 @@ def serve(
         read = _rewritten(entry, graph, root=root, library=library, threads=threads, taps=taps, given=table)
     except NotServed as refusal:  # the engine opens it, or reports its error
         if GGUF in graph.capabilities:
-            advice = "" if SQUARES in graph.capabilities else ": use --runtime llama"
-            raise CapabilityError(f"{path.name}: {refusal}{advice}") from None
+            raise CapabilityError(f"{path.name}: {refusal}{_advice(graph)}") from None
         notice(f"{path} runs with the engine's kernels: {refusal}")
         return None
     rewritten = read.rewritten
@@ -130,6 +130,14 @@ def serve(
         _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads) + narrow,
         read.features,
     )
+
+
+def _advice(graph: Graph) -> str:
+    """Return what to do about a GGUF file with parts that our kernels lack."""
+    if SQUARES in graph.capabilities:
+        return ""
+    installed = find_spec("llama_cpp") is not None
+    return f": {'use --runtime llama' if installed else 'llama.cpp may run it (pip install edgedecode[llama])'}"
 
 
 def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphKernels:
