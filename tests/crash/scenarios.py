@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from hashlib import sha256
@@ -86,9 +87,11 @@ def trimmed(size: int) -> Work:
 
 
 def removed(work: Path) -> None:
+    from edgedecode.errors import InputError
     from edgedecode.export.trim.trim_pack import remove_trimmed
 
-    remove_trimmed(work / "pack")
+    with suppress(InputError):  # it was killed when all was done
+        remove_trimmed(work / "pack")
 
 
 def compared(work: Path) -> None:

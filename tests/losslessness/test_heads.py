@@ -189,9 +189,9 @@ def test_engines_without_features_say_so(packs: dict[str, Path], monkeypatch: py
 
 
 def test_plan_holds_the_session(packs: dict[str, Path]) -> None:
-    plan = edgedecode.plan(packs["good"], memory="1GB", threads=1)
+    plan = edgedecode.plan(packs["good"], memory="8GB", threads=1)  # more than the process of all tests takes
     assert {"weights:head", "kv:head", "features:target"} <= {holder.name for holder in plan.memory.holders}
-    with edgedecode.load(packs["good"], memory="1GB", threads=1) as pair, pair.session() as session:
+    with edgedecode.load(packs["good"], memory="8GB", threads=1) as pair, pair.session() as session:
         assert session.drafter_name.startswith("head+")
         held = {lease.name: lease.nbytes for lease in pair.budget.leases if lease.nbytes}
         planned = {holder.name: holder.nbytes for holder in plan.memory.holders}
