@@ -1,5 +1,6 @@
 """Chooses and downloads a GGUF file of a repository on the hub. Downloads are resumed, and their digests checked."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -181,6 +182,7 @@ def _download(file: _File, unfinished: Path, title: str) -> None:
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it tells each of its attempts in two lines
     url = hf_hub_url(file.repository, file.name, revision=file.commit)
     with unfinished.open("ab") as output, work(f"downloading {title}, MB", round(file.nbytes / 1e6)) as advance:
         output.truncate(have := min(output.tell(), file.nbytes))
@@ -191,11 +193,14 @@ def _download(file: _File, unfinished: Path, title: str) -> None:
         except Exception as error:  # as in `_listing`
             if isinstance(error, OSError) and error.errno is not None and not _status(error):
                 raise
+            remedy = "check the name, your access and the connection"
             if _status(error) == _NOT_SATISFIABLE:
                 output.truncate(0)  # it is not the beginning of the server's file
-            raise ManifestError(
-                f"{title} could not be downloaded ({_reason(error)}): pull it again, which continues where it stopped"
-            ) from None
+                remedy = "pull it again, which begins anew"
+            output.flush()
+            if os.fstat(output.fileno()).st_size:
+                remedy = "pull it again, which continues where it stopped"
+            raise ManifestError(f"{title} could not be downloaded ({_reason(error)}): {remedy}") from None
 
 
 class _Told:

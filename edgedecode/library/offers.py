@@ -66,6 +66,10 @@ def downloading(folder: Path) -> Iterator[Path]:
                 raise
             shutil.rmtree(part, ignore_errors=True)
             raise ManifestError(unwritable(folder, error)) from None
+        except ManifestError:
+            if not any(each.stat().st_size for each in part.rglob("*") if each.is_file()):  # nothing to go on with
+                shutil.rmtree(part, ignore_errors=True)
+            raise
         shutil.rmtree(part, ignore_errors=True)
 
 

@@ -187,7 +187,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             if parts[:2] == ["api", "models"]:
                 self.send_repository("/".join(parts[2:4]))
             else:
-                self.send_file(hub.files["/".join(parts[:2])], "/".join(parts[4:]), body=body)
+                self.send_file(hub.files.get("/".join(parts[:2]), {}), "/".join(parts[4:]), body=body)
 
         def send_repository(self, name: str) -> None:
             if hub.status != 200 or name not in hub.files:
