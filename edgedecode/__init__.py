@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
     from edgedecode.plan_pack import plan
-    from edgedecode.sampling.probs import TokenLogprob
+    from edgedecode.sampling.log_probabilities import TokenLogprob
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
     from edgedecode.sessions.session import Session
@@ -86,7 +86,7 @@ _MODULES = {
     "pair": ("Pair",),
     "plan_pack": ("plan",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
-    "sampling.probs": ("TokenLogprob",),
+    "sampling.log_probabilities": ("TokenLogprob",),
     "sampling.weights": ("SamplingOptions",),
     "sessions.session": ("Session",),
     "decoding.stats": ("FinishReason", "Stats"),

@@ -10,11 +10,12 @@ from time import perf_counter
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
+from .constraint import Constraint
 from .drafting import Drafting
 from .model import AdapterUse, LanguageModel, State
 from .policy import kind_of
 from .stats import Stats, Stopwatch
-from .verify import Constraint, Outcome, Rule, TargetRows, Verdict, verify
+from .verify import Outcome, Rule, TargetRows, Verdict, verify
 from .writers import Switching, Writers
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from edgedecode.sampling.sampler import Sampler
 
+from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, Draft
 from .stats import TimeSplit
-from .verify import Constraint, Verdict, forced_draft, unverified
+from .verify import Verdict, unverified
 
 
 class Switching(Protocol):

@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from edgedecode.arrays import IntArray
-from edgedecode.decoding.drafts import TrimmedVocabulary
-from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError, cause
+from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause
 from edgedecode.memory.budget import PROCESS, Budget, Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -70,30 +66,3 @@ def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
             f"{manifest.vocabulary_size}: export the pack again"
         )
     return tokenizer
-
-
-_STORED = np.dtype("<i4")
-
-
-def write_token_ids(path: Path, ids: IntArray) -> None:
-    """Write the map: one little-endian int32 per row."""
-    path.write_bytes(ids.astype(_STORED).tobytes())
-
-
-def read_token_ids(path: Path, *, rows: int, vocabulary_size: int) -> TrimmedVocabulary:
-    """Read the map of `rows` rows. Raises ManifestError if it does not fit."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ManifestError(
-            f"the map of the trimmed draft {path} cannot be read ({error.strerror}): run `edgedecode trim` again"
-        ) from None
-    if len(content) != rows * _STORED.itemsize:
-        raise ManifestError(
-            f"{path} maps {len(content) / _STORED.itemsize:g} rows, the trimmed draft has {rows}: "
-            f"run `edgedecode trim` again"
-        )
-    try:
-        return TrimmedVocabulary(np.frombuffer(content, _STORED).astype(np.int64), vocabulary_size)
-    except InputError as error:
-        raise ManifestError(f"{path} does not fit the draft ({error}): run `edgedecode trim` again") from None

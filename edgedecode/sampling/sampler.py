@@ -14,9 +14,10 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
 from .counter_rng import first_arrivals, mixed
+from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
 from .penalties import Counter, LastTokens, Marked
-from .probs import Probs, TokenLogprob, token_logprob
+from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
 from .weights import SamplingOptions, weighted
 

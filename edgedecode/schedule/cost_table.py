@@ -2,7 +2,7 @@
 
 A pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1). The baseline step is a pass over one token,
 and β is the cost of one more row in baseline steps. β varies little with the width, so unmeasured widths are estimated
-from measured ones. Where passes have fixed widths, a number of rows costs what the next width does.
+from measured ones.
 """
 
 import math
@@ -14,38 +14,8 @@ import numpy.typing as npt
 
 from edgedecode.decoding.policy import MAX_DRAFT
 
-LATEST = 5
-"""The baseline step is the median of this many passes: an interrupted one takes many times as long."""
-STEADY = 2 * LATEST - 1
-"""Host overhead and draft steps are the median of this many. It exceeds LATEST so that, when the machine's speed
-changes, the baseline step follows before these, which are relative to it."""
-
-
-class Recent:
-    """The median of the last few measurements."""
-
-    __slots__ = ("_latest", "_most", "value")
-
-    def __init__(self, value: float | None = None, *, most: int = LATEST) -> None:
-        self.value = value
-        """None: not measured yet."""
-        self._latest: list[float] = [] if value is None else [value]
-        self._most = most
-
-    @property
-    def few(self) -> bool:
-        """Whether the first measurements, perhaps cold or under load, can still dominate the median."""
-        return len(self._latest) <= self._most // 2
-
-    def doubt(self) -> None:
-        """Count everything so far as one measurement."""
-        self._latest = [] if self.value is None else [self.value]
-
-    def observe(self, value: float) -> None:
-        self._latest.append(value)
-        del self._latest[: -self._most]
-        self.value = sorted(self._latest)[(len(self._latest) - 1) // 2]
-
+from .fixed_widths import fixed_curve, fixed_prior, fixed_width
+from .medians import LATEST, Recent
 
 WIDEST = MAX_DRAFT + 1
 """Rows of the widest pass that is measured separately."""
@@ -250,35 +220,3 @@ def _monotone(curve: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return a non-decreasing curve, midway between the lowest such curve above and the highest such curve below."""
     above, below = np.maximum.accumulate(curve), np.minimum.accumulate(curve[::-1])[::-1]
     return (above + below) / 2
-
-
-def fixed_width(rows: int, widths: Sequence[int]) -> int:
-    """Return the width that a pass over `rows` rows takes, of these ascending ones; 1 if a single row takes it too.
-
-    No widths: any. More rows than the widest take several passes, so their number is returned.
-    """
-    width = next((width for width in widths if width >= rows), rows)
-    return 1 if widths and width == widths[0] else width
-
-
-def fixed_curve(curve: Sequence[float], widths: Sequence[int]) -> list[float]:
-    """Return the cost of each number of rows, from the costs of the widths themselves, relative to a single row."""
-    if not widths:
-        return list(curve)
-    widest = min(widths[-1], len(curve) - 1)
-    found = [curve[min(fixed_width(rows, widths), widest)] for rows in range(widest + 1)]
-    for rows in range(widest + 1, len(curve)):
-        found.append(found[widest] + found[rows - widest])
-    return found
-
-
-def fixed_prior(beta: npt.NDArray[np.float64], widths: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the expected cost of one more row by width, from that without fixed widths.
-
-    A fixed width is expected to cost what the fewest rows that take it would.
-    """
-    rows = np.arange(len(beta))
-    fewest = [next(few for few in range(n + 1) if few == n or fixed_width(few, widths) >= n) for n in rows]
-    found: npt.NDArray[np.float64] = beta[fewest] * np.maximum(0, np.asarray(fewest) - 1) / np.maximum(1, rows - 1)
-    found[:2] = beta[:2]
-    return found

@@ -10,9 +10,11 @@ import msgspec
 from edgedecode.typed_json import described
 
 from .acceptance import DEPTHS, PRIORS, Counts, History
-from .cost_model import CONTEXT_BUCKETS, CostModel, DraftCost
-from .cost_table import PRIOR_WEIGHT, STEADY, WIDEST, CostTable, Recent
+from .cost_model import CONTEXT_BUCKETS, CostModel
+from .cost_table import PRIOR_WEIGHT, WIDEST, CostTable
+from .draft_cost import DraftCost
 from .ledger import GRANT, Ledger
+from .medians import STEADY, Recent
 
 _Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 """Range of counts and times in which quotients and products of a few of them stay finite."""

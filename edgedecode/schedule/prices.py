@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER
 
-from .cost_model import GUESS, CostModel
-from .cost_table import WIDEST, CostTable, fixed_width
+from .cost_model import CostModel
+from .cost_table import WIDEST, CostTable
+from .draft_cost import GUESS
+from .fixed_widths import fixed_width
 
 
 def step_seconds(costs: CostModel, context_tokens: int) -> float | None:

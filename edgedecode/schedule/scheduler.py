@@ -23,8 +23,8 @@ from edgedecode.decoding.policy import (
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
-from .cost_model import GUESS
 from .cost_table import REFIT
+from .draft_cost import GUESS
 from .experience import Experience
 from .ledger import GRANT, INCOME
 from .prices import Prices

@@ -12,8 +12,9 @@ from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.sampling.probs import TokenLogprob, check_top_logprobs
-from edgedecode.text.detokenizer import Detokenizer, StopStrings
+from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
+from edgedecode.text.detokenizer import Detokenizer
+from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.tokenizer import Tokenizer
 
 TARGET_SOURCE = TARGET

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength
-from edgedecode.decoding.verify import MOST_FORCED, Rule
+from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.drafters.source import DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError

@@ -16,7 +16,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
-from edgedecode.sampling.probs import TokenLogprob, check_top_logprobs
+from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.answer import Answer

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.model import AdapterSpan, LanguageModel, State
 from edgedecode.errors import BudgetExceeded
-from edgedecode.sampling.probs import TokenLogprob
+from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.sampler import Sampler
 from edgedecode.user_notices import notice
 

@@ -21,7 +21,7 @@ from edgedecode.pack.entries import DRAFT, TRIM, TRIM_NAMES
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimmedDraft
 from edgedecode.pack.new_folder import check_room
 from edgedecode.pack.pack_change import changed_pack, check_own
-from edgedecode.pack.pack_tokenizer import write_token_ids
+from edgedecode.pack.token_map import write_token_ids
 
 from ..frameworks import require_frameworks
 from ..stages import Stages

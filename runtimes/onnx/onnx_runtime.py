@@ -351,7 +351,7 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
     """Return the card as far as the manifest determines it."""
     entry, ids, size = request.entry, None, min(request.entry.rows, request.vocabulary_size)
     if graph.token_ids:
-        from edgedecode.pack.pack_tokenizer import read_token_ids  # late: only a trimmed draft has such a map
+        from edgedecode.pack.token_map import read_token_ids
 
         size = request.vocabulary_size
         ids = read_token_ids(request.root / graph.token_ids, rows=entry.rows, vocabulary_size=size).ids

@@ -16,7 +16,7 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError, InputError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.pack.pack_tokenizer import write_token_ids
+from edgedecode.pack.token_map import write_token_ids
 from tests.contract.conftest import open_entry
 from tests.contract.reference import TOLERANCE
 from tests.contract.toy_graph import WEIGHTS, ToyShape, write_toy

@@ -23,7 +23,7 @@ from edgedecode.export.npu.parity_passes import compared_passes
 from edgedecode.export.trim.trimmed_graph import write_trimmed
 from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.manifest import Manifest, ModelEntry
-from edgedecode.pack.pack_tokenizer import write_token_ids
+from edgedecode.pack.token_map import write_token_ids
 from tests.contract.static_graph import add_static
 
 from .conftest import Floats, engine_logits, export, framework_logits, logits_of, opened, random_tokens, recipe

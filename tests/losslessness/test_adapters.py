@@ -12,7 +12,7 @@ import pytest
 import edgedecode
 from edgedecode import Message, Pair, SamplingOptions, Session
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.sampling.probs import token_logprob
+from edgedecode.sampling.log_probabilities import token_logprob
 from edgedecode.sessions import target_reading
 from edgedecode.sessions.answer import Answer
 from tests.adapter_scores import largest_gap

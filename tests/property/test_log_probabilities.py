@@ -17,7 +17,7 @@ from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelSource
-from edgedecode.sampling.probs import token_logprob
+from edgedecode.sampling.log_probabilities import token_logprob
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.testing import TableModel
 from tests.property.test_constraint import Steps

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from edgedecode.drafters.model_drafter import Confidence, Features, features
+from edgedecode.drafters.confidence import Confidence, Features, features
 from edgedecode.sampling.row_draw import NumpyRowDraw
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from edgedecode.decoding.policy import NO_DRAFTER, RoundCost
-from edgedecode.schedule.cost_model import GUESS, CostModel, context_bucket
-from edgedecode.schedule.cost_table import ENOUGH, MOST_BETA, OUTLIER, STEADY, CostTable
+from edgedecode.schedule.cost_model import CostModel, context_bucket
+from edgedecode.schedule.cost_table import ENOUGH, MOST_BETA, OUTLIER, CostTable
+from edgedecode.schedule.draft_cost import GUESS
+from edgedecode.schedule.medians import STEADY
 from edgedecode.schedule.prices import Prices
 
 STEP = 0.01

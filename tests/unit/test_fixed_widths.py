@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from edgedecode.schedule.cost_model import CostModel
-from edgedecode.schedule.cost_table import CostTable, fixed_curve, fixed_width
+from edgedecode.schedule.cost_table import CostTable
 from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.fixed_widths import fixed_curve, fixed_width
 from edgedecode.schedule.scheduler import Scheduler
 from tests.unit.test_scheduler import some
 from tests.virtual import Machine, simulate

@@ -1,7 +1,7 @@
 """Offers are scored against the emitted tokens, whichever drafter was used, once enough tokens are emitted."""
 
-from edgedecode.decoding.drafting import OpenOffers
 from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.offers import OpenOffers
 from edgedecode.decoding.policy import Score
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Offer, RoundCost, Score, Signals
 from edgedecode.errors import InputError
-from edgedecode.schedule.cost_model import DraftCost
+from edgedecode.schedule.draft_cost import DraftCost
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.ledger import GRANT, INCOME, OVERDRAFT, Ledger
 from edgedecode.schedule.scheduler import COLD, MOST_REST, READ_WINDOW, STOP_LOSS, Scheduler, SchedulerOptions

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedecode.errors import InputError
-from edgedecode.text.detokenizer import StopStrings
+from edgedecode.text.stop_strings import StopStrings
 
 
 def run(stops: list[str], *, chunks: list[str]) -> tuple[str, str | None]:

@@ -19,7 +19,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions, SwitchOptions
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Graph, Manifest, TrimmedDraft
-from edgedecode.pack.pack_tokenizer import write_token_ids
+from edgedecode.pack.token_map import write_token_ids
 from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.draft_models import preferred_drafters

@@ -7,7 +7,7 @@ import pytest
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError, ManifestError
-from edgedecode.pack.pack_tokenizer import read_token_ids, write_token_ids
+from edgedecode.pack.token_map import read_token_ids, write_token_ids
 
 IDS = np.array([0, 3, 4, 300])
 

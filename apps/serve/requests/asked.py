@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from edgedecode import InputError, Message, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull
 from edgedecode.decoding.policy import NO_DRAFTER
-from edgedecode.sampling.probs import MOST_TOP_LOGPROBS
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.template_switches import EFFORTS
 from edgedecode.typed_json import JsonValue

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
-from edgedecode.sampling.probs import MOST_TOP_LOGPROBS
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.text.template_switches import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 

@@ -22,7 +22,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack import model_checks
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, TrimmedDraft
-from edgedecode.pack.pack_tokenizer import read_token_ids
+from edgedecode.pack.token_map import read_token_ids
 from tests.conftest import Refusal
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, write_toy_pack
 from tests.hub import Hub, check_download

@@ -15,7 +15,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Graph, Manifest, ModelEntry
-from edgedecode.pack.pack_tokenizer import read_token_ids
+from edgedecode.pack.token_map import read_token_ids
 from edgedecode.pair import Pair
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableRuntime, toy_pair, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
