@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _FREQUENCIES = ("rope_freqs.weight",)
-_AFTER, _OF_HEADS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
+AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
+"""Of what attention and MLP add, and of each query and key."""
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -65,11 +66,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(
         _GEMMA, name="gemma2", builder="Gemma2Model", windows=True, every=2,
-        attention_cap=50.0, logits_cap=30.0, wide_layers=46, norms=_AFTER,
+        attention_cap=50.0, logits_cap=30.0, wide_layers=46, norms=AFTER_NORMS,
     ),
     "Gemma3ForCausalLM": replace(
         _GEMMA, name="gemma3", builder="Gemma3Model", windows=True, every=6, own_window_rotation=True, wide_layers=62,
-        norms=(*_AFTER, *_OF_HEADS),
+        norms=(*AFTER_NORMS, *HEAD_NORMS),
     ),
     "GraniteForCausalLM": replace(_LLAMA, name="granite", builder="GraniteModel"),
     "LlamaForCausalLM": _LLAMA,
@@ -78,13 +79,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "phi3", "Phi3MiniModel", fused=True, factors=_LONG_AND_SHORT, square=True, every=1,
     ),
     "Qwen2ForCausalLM": Architecture("qwen2", "QwenModel", square=True),
-    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3Model", head_size=128, norms=_OF_HEADS),
+    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3Model", head_size=128, norms=HEAD_NORMS),
     "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3Model", tied=True, interleaved=True, unrotated=4),
 }  # fmt: skip
 """By transformers' class, as config.json names it."""
 
 HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 """Drafting heads, which are no models: one layer that also reads what layers of the target read."""
+HEAD_TAPS = 3
+"""The layers of the target whose inputs a head reads."""
+HEAD_IDS = "d2t"
+"""A head's tensor with the token id of each row of its logits."""
 
 BY_NAME: Mapping[str, Architecture] = {each.name: each for each in [*ARCHITECTURES.values()][::-1]}
 """By llama.cpp's name; where two classes share it, the first."""

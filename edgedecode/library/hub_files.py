@@ -3,8 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -182,25 +182,37 @@ def _download(file: _File, unfinished: Path, title: str) -> None:
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it tells each of its attempts in two lines
     url = hf_hub_url(file.repository, file.name, revision=file.commit)
     with unfinished.open("ab") as output, work(f"downloading {title}, MB", round(file.nbytes / 1e6)) as advance:
         output.truncate(have := min(output.tell(), file.nbytes))
         advance(have / 1e6)
         told: Any = _Told(output, advance)
         try:
-            http_get(url, told, resume_size=have, headers=build_hf_headers(), expected_size=file.nbytes)
+            with _silent():
+                http_get(url, told, resume_size=have, headers=build_hf_headers(), expected_size=file.nbytes)
         except Exception as error:  # as in `_listing`
             if isinstance(error, OSError) and error.errno is not None and not _status(error):
                 raise
             remedy = "check the name, your access and the connection"
             if _status(error) == _NOT_SATISFIABLE:
                 output.truncate(0)  # it is not the beginning of the server's file
-                remedy = "pull it again, which begins anew"
+                remedy = "pull it again: it starts from the beginning"
             output.flush()
             if os.fstat(output.fileno()).st_size:
-                remedy = "pull it again, which continues where it stopped"
+                remedy = "pull it again: it continues where it stopped"
             raise ManifestError(f"{title} could not be downloaded ({_reason(error)}): {remedy}") from None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep huggingface_hub from logging each of its attempts, two lines each: the last error is told."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _Told:

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD
+from edgedecode.gguf.architectures import HEAD, HEAD_IDS
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
@@ -30,7 +30,6 @@ from .head import Head, HeadShape, HeadTensor, checked_head
 _F16, _BF16, _I32, _I64 = 1, 30, 26, 27
 _KINDS = {4: 2, 8: 8, 16: _F16, 32: F32}
 """Bits of a matrix's weights → ggml's type."""
-_IDS = "d2t"
 _TAPS = ("target_layers", "extract_layers")
 """The layers' field, under its name of today and its first."""
 
@@ -43,15 +42,15 @@ def read_gguf_head(path: Path) -> Head:
         raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD.name!r}")
     if (layers := _integer(contents, "block_count", 1)) != 1:
         raise ExportError(f"{path} has {layers} layers: heads have one")
-    tensors = {name: _read(path, contents, tensor) for name, tensor in contents.tensors.items() if name != _IDS}
+    tensors = {name: _read(path, contents, tensor) for name, tensor in contents.tensors.items() if name != HEAD_IDS}
     ids = None
-    if (listed := contents.tensors.get(_IDS)) is not None:
+    if (listed := contents.tensors.get(HEAD_IDS)) is not None:
         ids = _ids(path, contents, listed)
     return checked_head(_shape(contents, tensors, path=path), tensors, ids)
 
 
-def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, head_bits: int, taps: Sequence[int]) -> None:
-    """Write a head whose matrices in floats get these bits, the one over its ids `head_bits`.
+def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int]) -> None:
+    """Write a head whose matrices in floats get these bits.
 
     taps: the target's layers whose inputs it reads.
     """
@@ -86,12 +85,9 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, head_bits: int, ta
         *(encoded_field(f"{HEAD.name}.{name}", value, kind=BOOL) for name, value in flags.items()),
         encoded_field(f"{HEAD.name}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
     ]
-    tensors = [
-        _written(name, head.tensors[name], bits=head_bits if name in (OUTPUT, EMBEDDING) else bits)
-        for name in sorted(head.tensors)
-    ]
+    tensors = [_written(name, head.tensors[name], bits=bits) for name in sorted(head.tensors)]
     if head.ids is not None:
-        tensors.append(WrittenTensor(_IDS, (len(head.ids),), _I64, head.ids.astype("<i8").tobytes()))
+        tensors.append(WrittenTensor(HEAD_IDS, (len(head.ids),), _I64, head.ids.astype("<i8").tobytes()))
     write_encoded(file, fields, tensors)
 
 

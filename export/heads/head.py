@@ -12,6 +12,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import HEAD_TAPS
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
@@ -20,8 +21,6 @@ from ..graph.quantize import ByteArray
 
 INPUT_NORM, FACTORS = "enc.output_norm.weight", "rope_freqs.weight"
 """The norm over all features, and the divisors of RoPE's frequencies (Llama 3)."""
-FEATURES = 3
-"""Layers of the target whose inputs a head reads."""
 LEAST_LAYERS = 6
 """With fewer, the default layers 2, L / 2 and L - 3 are not three."""
 
@@ -73,7 +72,7 @@ class HeadShape:
             "ffn_down": (hidden, self.mlp),
         }
         return {
-            "fc.weight": (hidden, FEATURES * self.target_hidden),
+            "fc.weight": (hidden, HEAD_TAPS * self.target_hidden),
             "output_norm.weight": (hidden,),
             OUTPUT: (self.rows, hidden),
             **{f"blk.0.{name}.weight": size for name, size in block.items()},
@@ -83,8 +82,8 @@ class HeadShape:
         """Return the tensors that a head may have, in groups of which it has all or none."""
         queries, keys = (self.heads * self.head_size,), (self.kv_heads * self.head_size,)
         return (
-            {INPUT_NORM: (FEATURES * self.target_hidden,)},
-            {f"fc_norm.{index}.weight": (self.target_hidden,) for index in range(FEATURES)},
+            {INPUT_NORM: (HEAD_TAPS * self.target_hidden,)},
+            {f"fc_norm.{index}.weight": (self.target_hidden,) for index in range(HEAD_TAPS)},
             {f"blk.0.attn_{each}_norm.weight": (self.head_size,) for each in "qk"},
             {"blk.0.attn_q.bias": queries, "blk.0.attn_k.bias": keys, "blk.0.attn_v.bias": keys},
             {"blk.0.attn_output.bias": (self.hidden,)},

@@ -11,8 +11,8 @@ MOST_CONTEXT = 2048
 """Positions that a head keeps: of a longer text it reads the end. Heads are trained on texts of about this length."""
 
 
-def head_entry(head: Head, *, file: str, bits: int, head_bits: int, source: str) -> ModelEntry:
-    """Return the entry of a head that is written to `file` with these bits."""
+def head_entry(head: Head, *, file: str, bits: int, taps: tuple[int, ...], source: str) -> ModelEntry:
+    """Return the entry of a head that is written to `file` with these bits, and reads these layers of the target."""
     shape = head.shape
     return ModelEntry(
         architecture=HEAD.name,
@@ -27,9 +27,10 @@ def head_entry(head: Head, *, file: str, bits: int, head_bits: int, source: str)
         graphs={},
         bits=bits,
         block_size=32 if bits < 16 else 0,
-        head_bits=head_bits,
+        head_bits=bits,
         license=shape.license,
         source=source,
         window=shape.window,
         gguf=file,
+        taps=taps,
     )

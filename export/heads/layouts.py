@@ -18,12 +18,13 @@ import numpy as np
 from edgedecode.adapters.safetensors_file import SafetensorsFile
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import HEAD_TAPS
 
 from ..base_model import read_json, read_license
 from ..frameworks import reason_of, refused
 from ..graph.checkpoint import weight_files
 from .gguf_head import read_gguf_head
-from .head import FACTORS, FEATURES, Head, HeadShape, HeadTensor, checked_head
+from .head import FACTORS, Head, HeadShape, HeadTensor, checked_head
 
 _PLACES = {
     "fc": "fc",
@@ -31,7 +32,7 @@ _PLACES = {
     "lm_head": "output",
     "embed_tokens": "token_embd",
     "input_norm": "enc.output_norm",
-    **{f"fc_norm.{index}": f"fc_norm.{index}" for index in range(FEATURES)},
+    **{f"fc_norm.{index}": f"fc_norm.{index}" for index in range(HEAD_TAPS)},
 }
 _BLOCK = {
     "input_layernorm": "attn_norm",
@@ -145,7 +146,7 @@ def _paired(tensor: HeadTensor, size: int) -> FloatArray:
 
 
 def _shape(config: Mapping[str, Any], tensors: Mapping[str, HeadTensor], *, source: Path) -> HeadShape:
-    layer, flags = _layer_config(config), {**config}
+    layer = _layer_config(config)
     hidden, heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
     if layer.get("hidden_act", "silu") != "silu":
         raise ExportError(f"the head's activation is {layer['hidden_act']!r}: silu is supported")
@@ -157,15 +158,15 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, HeadTensor], *, sour
     lm_head = tensors.get("lm_head.weight")
     vocabulary = _size(layer, "vocab_size")
     rows = lm_head.shape[0] if lm_head is not None else 0
-    if (stated := flags.get("draft_vocab_size")) not in (None, rows):
+    if (stated := config.get("draft_vocab_size")) not in (None, rows):
         raise ExportError(f"config.json says draft_vocab_size {stated}, lm_head has {rows} rows: one is wrong")
     for flag, name in (("norm_before_fc", "input_norm"), ("fc_norm", "fc_norm.0")):
-        if flags.get(flag) and not any(f"{name}.weight" == each.removeprefix("model.") for each in tensors):
+        if config.get(flag) and not any(f"{name}.weight" == each.removeprefix("model.") for each in tensors):
             raise ExportError(f"config.json says {flag}, and the head lacks {name}.weight: download it again")
-    verifier = (flags.get("speculators_config") or {}).get("verifier") or {}
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     return HeadShape(
         hidden=hidden,
-        target_hidden=flags.get("target_hidden_size") or hidden,
+        target_hidden=config.get("target_hidden_size") or hidden,
         rows=rows,
         heads=heads,
         kv_heads=layer.get("num_key_value_heads") or heads,
@@ -177,11 +178,11 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, HeadTensor], *, sour
         vocabulary=vocabulary,
         stretch=float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0,
         window=_window(layer),
-        taps=_taps(flags),
-        norm_before_residual=bool(flags.get("norm_before_residual")),
-        norm_output=bool(flags.get("norm_output")),
+        taps=_taps(config),
+        norm_before_residual=bool(config.get("norm_before_residual")),
+        norm_output=bool(config.get("norm_output")),
         verifier=str(verifier.get("name_or_path") or ""),
-        license=read_license(source, flags.get("license")),
+        license=read_license(source, config.get("license")),
     )
 
 

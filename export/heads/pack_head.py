@@ -4,13 +4,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ExportError, InputError
+from edgedecode.gguf.architectures import HEAD_TAPS
 from edgedecode.gguf.header import EMBEDDING
 from edgedecode.pack.entries import HEAD_FILE
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .gguf_head import write_gguf_head
-from .head import FEATURES, LEAST_LAYERS, Head
+from .head import LEAST_LAYERS, Head
 from .head_entry import head_entry
 from .layouts import read_head
 
@@ -39,11 +40,11 @@ def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
         head, notes = _without_table(head)
         bits = bits or (target.bits if target.bits in (4, 8) else 8)
-        entry = head_entry(head, file=HEAD_FILE, bits=bits, head_bits=bits, source=head.shape.verifier or source.name)
+        entry = head_entry(head, file=HEAD_FILE, bits=bits, taps=taps, source=source.resolve().name)
         with change.place(HEAD_FILE).open("wb") as file:
-            write_gguf_head(file, head, bits=bits, head_bits=bits, taps=taps)
-        change.value["head"] = asdict(replace(entry, source=str(source.name), taps=taps))
-    return AddedHead(replace(entry, taps=taps), (*notes, *_named(head, manifest)))
+            write_gguf_head(file, head, bits=bits, taps=taps)
+        change.value["head"] = asdict(entry)
+    return AddedHead(entry, (*notes, *_named(head, manifest)))
 
 
 def remove_head(root: Path) -> ModelEntry:
@@ -76,10 +77,10 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
     if head.ids is not None and (beyond := int(head.ids.max())) >= vocabulary_size:
         raise ExportError(f"d2t names the token {beyond}, the target's tokenizer has {vocabulary_size}")
     taps = shape.taps or (2, target.layers // 2, target.layers - 3)
-    if len(taps) != FEATURES or any(not 0 < layer < target.layers for layer in taps):
+    if len(taps) != HEAD_TAPS or any(not 0 < layer < target.layers for layer in taps):
         raise ExportError(
             f"the head reads the inputs of layers {list(taps)}, the target has layers 1 to {target.layers - 1} of "
-            f"which {FEATURES} are read: it is for another target"
+            f"which {HEAD_TAPS} are read: it is for another target"
         )
     return taps
 

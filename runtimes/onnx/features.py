@@ -11,10 +11,10 @@ from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 
 from .kernels.products import FLOAT
 from .onnx_engine import Untyped
+from .onnx_footprint import FLOAT_NBYTES
 
 SLOTS = 512
 """Positions whose features a state keeps: those of the last two passes of a long prompt, and more of a short one."""
-FLOAT_NBYTES = 4
 _SUM = 3
 """The place of the sum among the outputs of an addition fused with a norm."""
 

@@ -192,7 +192,7 @@ class OnnxModel(SessionModel[OnnxState]):
     def _taking(self) -> "Adapters":
         """Return the adapters. Raises CapabilityError for a graph that takes none."""
         if self._adapters is None:
-            raise CapabilityError(f"{self._card.name} has no adapter inputs: it takes no adapters")
+            raise CapabilityError(f"{self._card.name} has no adapter inputs: export it with --graphs base,lora")
         return self._adapters
 
     def _make_features(self, start: int) -> "FeatureRows":
@@ -202,7 +202,8 @@ class OnnxModel(SessionModel[OnnxState]):
         name, hidden = self._card.name, self._entry.hidden_size
         if not self._features:
             raise CapabilityError(
-                f"the {name} was opened without the outputs that a drafting head reads, or our kernels do not run it"
+                f"the {name} has no outputs that a drafting head reads: `edgedecode devices -m PACK` says whether our "
+                f"kernels run it; use --drafter suffix"
             )
         lease = self._budget.reserve(f"features:{name}", features_nbytes(len(self._features), hidden))
         return FeatureRows(self._features, hidden=hidden, start=start, lease=lease)

@@ -119,7 +119,7 @@ def test_half_a_file_is_continued(server: HubServer, say: Say, tmp_path: Path) -
     server.ends_after = CUT
     done = say("pull", "owner/m")
     assert done.returncode == 1
-    assert "which continues where it stopped" in done.stderr.splitlines()[-1]
+    assert "it continues where it stopped" in done.stderr.splitlines()[-1]
     assert all(line.startswith("edgedecode: ") for line in done.stderr.splitlines()), done.stderr
     assert all(file.startswith(".owner--m.part/") for file in content(tmp_path))
     server.ends_after, server.range_status = None, 206
@@ -137,7 +137,7 @@ def test_a_range_that_cannot_be_satisfied_begins_again(server: HubServer, say: S
     assert say("pull", "owner/m").returncode == 1
     server.ends_after, server.range_status = None, 416
     (line,) = [each for each in say("pull", "owner/m").stderr.splitlines() if "downloading" not in each]
-    assert "pull it again, which begins anew" in line
+    assert "pull it again: it starts from the beginning" in line
     assert content(tmp_path) == []
     done = say("pull", "owner/m")
     assert done.returncode == 0, done.stderr

@@ -27,16 +27,7 @@ from tests.toys import session_options
 
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
 TARGET = Manifest.load(BUNDLED_PACK).models["target"]
-HEAD = TinyHead(
-    hidden=TARGET.hidden_size,
-    target_hidden=TARGET.hidden_size,
-    vocabulary=TARGET.rows,
-    rows=512,
-    heads=4,
-    head_size=64,
-    mlp=256,
-    layers=(2, 5, 7),
-)
+HEAD = TinyHead.of(TARGET, rows=512)
 GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8)
 PROMPTS = ("Tell me about a frog.", "Why is the sky blue?")
 LENGTH = 40

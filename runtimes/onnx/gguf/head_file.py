@@ -6,31 +6,29 @@ import numpy as np
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ManifestError
+from edgedecode.gguf.architectures import HEAD_IDS, HEAD_TAPS
 from edgedecode.gguf.contents import TYPE_NAMES
 from edgedecode.memory.budget import Holder
 
 from ..features import features_nbytes
-from .metadata import IDS, read_metadata
-
-TAPS = 3
-"""The layers of the target that a head reads."""
+from .metadata import read_metadata
 
 
 def head_ids(path: Path, *, rows: int, vocabulary_size: int) -> IntArray | None:
     """Return the token id of each row of a head's logits; None: a row is its id. Raises ManifestError for others."""
     contents = read_metadata(path).contents
-    listed = contents.tensors.get(IDS)
+    listed = contents.tensors.get(HEAD_IDS)
     if listed is None:
         return None
     if TYPE_NAMES[listed.type] == "I64" and listed.shape == (rows,):
         ids: IntArray = np.fromfile(path, "<i8", count=rows, offset=contents.start + listed.offset)
         if ids[0] >= 0 and ids[-1] < vocabulary_size and (ids[1:] > ids[:-1]).all():
             return ids
-    raise ManifestError(f"{path} has no ascending ids of {rows} rows in {IDS}: add the head again")
+    raise ManifestError(f"{path} has no ascending ids of {rows} rows in {HEAD_IDS}: add the head again")
 
 
 def head_features(path: Path) -> Holder:
     """Return the memory of the features that the target's state keeps for a head."""
     metadata = read_metadata(path)
-    nbytes = features_nbytes(TAPS, metadata.integer("target_hidden_size", metadata.hidden))
+    nbytes = features_nbytes(HEAD_TAPS, metadata.integer("target_hidden_size", metadata.hidden))
     return Holder("features:target", nbytes)

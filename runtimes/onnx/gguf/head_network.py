@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.gguf.architectures import HEAD_IDS, HEAD_TAPS
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
@@ -17,8 +18,7 @@ from edgedecode.onnx_format.node import Node
 from ..graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT
 from ..kernels.library import KernelLibrary, Matrix
 from ..kernels.products import FLOAT, NotServed, Stored
-from .head_file import TAPS
-from .metadata import IDS, Metadata
+from .metadata import Metadata
 from .network import Network, check_tensors
 from .weights import GgufWeights
 
@@ -43,8 +43,8 @@ class HeadWeights(GgufWeights):
         return self._given
 
     def check_all_used(self) -> None:
-        if self.has(IDS):
-            self._tensor(IDS)
+        if self.has(HEAD_IDS):
+            self._tensor(HEAD_IDS)
         super().check_all_used()
 
 
@@ -79,7 +79,7 @@ class _HeadNetwork(Network):
     def _interface(self) -> None:
         super()._interface()
         hidden = self.metadata.hidden
-        wide = TAPS * self.metadata.integer("target_hidden_size", hidden)
+        wide = HEAD_TAPS * self.metadata.integer("target_hidden_size", hidden)
         self.file.inputs += [
             ValueInfo(FEATURES_INPUT, FLOAT, (1, "F", wide)),
             ValueInfo(HIDDEN_INPUT, FLOAT, (1, "H", hidden)),
@@ -96,7 +96,7 @@ class _HeadNetwork(Network):
         if self.weights.has("enc.output_norm.weight"):
             x = self._norm(x, "enc.output_norm.weight")
         if self.weights.has("fc_norm.0.weight"):
-            parts = [self._feature(index, wide) for index in range(TAPS)]
+            parts = [self._feature(index, wide) for index in range(HEAD_TAPS)]
             normed = [self._norm(part, f"fc_norm.{index}.weight") for index, part in enumerate(parts)]
             x = self._node("Concat", normed, {"axis": -1})
         return self._product(x, [("fc.weight", None)])

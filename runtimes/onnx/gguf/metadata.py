@@ -4,18 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import BY_NAME, HEAD, Architecture
+from edgedecode.gguf.architectures import AFTER_NORMS, BY_NAME, HEAD, HEAD_IDS, HEAD_NORMS, HEAD_TAPS, Architecture
 from edgedecode.gguf.contents import Contents, read_contents
 from edgedecode.gguf.header import check_assertions, header_of
 
 _NO_CAP = 1e4
-IDS = "d2t"
-"""A drafting head's tensor with the token id of each row of its logits."""
-
-
-_HEAD_NORMS, _NORMS = ("attn_q_norm", "attn_k_norm"), ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+_NORMS = ("attn_norm", "ffn_norm", *AFTER_NORMS)
 _PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_LAYER_PARTS = frozenset((*_PRODUCTS, *_HEAD_NORMS, *_NORMS))
+_LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
 _MODEL_PARTS = frozenset(("token_embd", "output", "output_norm"))
 
 
@@ -117,15 +113,15 @@ class Metadata:
             "ffn_gate": (self.hidden, wide),
             "ffn_up": (self.hidden, 2 * wide if stacked else wide),
             "ffn_down": (wide, self.hidden),
-            **dict.fromkeys(_HEAD_NORMS, (self.head_size,)),
+            **dict.fromkeys(HEAD_NORMS, (self.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         expected = (self.hidden,) if name == "output_norm.weight" else expected
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)
-            own = {"fc.weight": (3 * wide, self.hidden), "enc.output_norm.weight": (3 * wide,)}
-            own |= {f"fc_norm.{index}.weight": (wide,) for index in range(3)}
+            own = {"fc.weight": (HEAD_TAPS * wide, self.hidden), "enc.output_norm.weight": (HEAD_TAPS * wide,)}
+            own |= {f"fc_norm.{index}.weight": (wide,) for index in range(HEAD_TAPS)}
             expected = own.get(name, expected)
         expected = expected[1:] if part.endswith(".bias") else expected
         return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"
@@ -145,7 +141,7 @@ def read_metadata(path: Path) -> Metadata:
         _READ.clear()
         contents = read_contents(path)
         if contents.fields.get("general.architecture") == HEAD.name:
-            floats = {name: tensor for name, tensor in contents.tensors.items() if name != IDS}
+            floats = {name: tensor for name, tensor in contents.tensors.items() if name != HEAD_IDS}
             check_assertions(replace(contents, tensors=floats), HEAD.name, path=path)
             _READ[key] = Metadata(contents, HEAD.name)
         else:

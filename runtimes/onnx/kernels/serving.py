@@ -46,7 +46,10 @@ def given_table(beside: object) -> GivenTable | None:
         return None
     table = getattr(beside, "table", None)
     if not isinstance(table, GivenTable):
-        raise CapabilityError("the drafting head reads its target's embedding, which our kernels do not run here")
+        raise CapabilityError(
+            "the drafting head reads its target's embedding, which our kernels do not run here: use --drafter suffix "
+            "(`edgedecode devices -m PACK` says why)"
+        )
     return table
 
 
@@ -136,8 +139,9 @@ def _advice(graph: Graph) -> str:
     """Return what to do about a GGUF file with parts that our kernels lack."""
     if SQUARES in graph.capabilities:
         return ""
-    installed = find_spec("llama_cpp") is not None
-    return f": {'use --runtime llama' if installed else 'llama.cpp may run it (pip install edgedecode[llama])'}"
+    if find_spec("llama_cpp") is None:
+        return ": llama.cpp may run it (pip install 'edgedecode[llama]')"
+    return ": use --runtime llama"
 
 
 def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphKernels:

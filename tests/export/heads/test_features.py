@@ -141,12 +141,12 @@ def test_refusals_are_one_line(pack: tuple[ModelEntry, Path], monkeypatch: pytes
     with closing(open_target(*pack, taps=())) as model:
         state = model.new_state(8)
         assert isinstance(state, FeatureState)
-        with pytest.raises(CapabilityError, match="opened without the outputs"):
+        with pytest.raises(CapabilityError, match="has no outputs that a drafting head reads"):
             state.keep_features()
     for kernels, taps in (("auto", (0, 4, 5)), ("engine", TAPS)):
         monkeypatch.setenv("EDGEDECODE_KERNELS", kernels)
         with closing(open_target(*pack, taps=taps)) as model:
             state = model.new_state(8)
             assert isinstance(state, FeatureState)
-            with pytest.raises(CapabilityError, match="opened without the outputs"):
+            with pytest.raises(CapabilityError, match="has no outputs that a drafting head reads"):
                 state.keep_features()

@@ -18,15 +18,7 @@ from .written import TinyHead, write_flat, write_speculators
 
 pytestmark = pytest.mark.export
 TARGET = Manifest.load(BUNDLED_PACK).models["target"]
-HEAD = TinyHead(
-    hidden=TARGET.hidden_size,
-    target_hidden=TARGET.hidden_size,
-    vocabulary=TARGET.rows,
-    rows=256,
-    heads=4,
-    head_size=64,
-    layers=(2, 5, 7),
-)
+HEAD = TinyHead.of(TARGET, rows=256)
 
 
 @pytest.fixture

@@ -52,8 +52,8 @@ def open_head(
     """Write a head as a pack holds it, and open it."""
     head, path = read_head(source), root / "head.gguf"
     with path.open("wb") as file:
-        write_gguf_head(file, head, bits=bits, head_bits=bits, taps=(2, 4, 5))
-    entry = replace(head_entry(head, file=path.name, bits=bits, head_bits=bits, source="test"), taps=(2, 4, 5))
+        write_gguf_head(file, head, bits=bits, taps=(2, 4, 5))
+    entry = head_entry(head, file=path.name, bits=bits, taps=(2, 4, 5), source="test")
     request = ModelRequest(entry, root, "head", SHAPE.rows, budget or Budget(), threads=1, beside=target)
     model = OnnxRuntime().open(request)
     assert isinstance(model, DraftHead)
@@ -163,7 +163,7 @@ def test_the_plan_holds_the_head_and_what_its_target_keeps(
             held = {lease.name: lease.nbytes for lease in budget.leases}
         assert model.card.token_ids is not None
         assert model.card.token_ids.tolist() == TinyHead().ids().tolist()
-    entry = head_entry(read_head(tmp_path / "flat"), file="head.gguf", bits=32, head_bits=32, source="test")
+    entry = head_entry(read_head(tmp_path / "flat"), file="head.gguf", bits=32, taps=(2, 4, 5), source="test")
     entry = replace(entry, taps=(2, 4, 5))
     plan = OnnxRuntime().footprint(ModelRequest(entry, tmp_path, "head", SHAPE.rows, Budget(), threads=1))
     planned = {holder.name: holder.nbytes for holder in (*plan.loaded, *plan.state(64))}
@@ -181,7 +181,7 @@ def test_ids_that_no_draft_may_have_are_refused(
     data, ids = path.read_bytes(), TinyHead().ids().astype("<i8")
     other = {"descending": ids[::-1], "beyond": ids + SHAPE.rows, "few": ids}[wrong]
     path.write_bytes(data.replace(ids.tobytes(), other.tobytes()))
-    entry = head_entry(read_head(tmp_path / "flat"), file=path.name, bits=32, head_bits=32, source="test")
+    entry = head_entry(read_head(tmp_path / "flat"), file=path.name, bits=32, taps=(2, 4, 5), source="test")
     entry = replace(entry, rows=95 if wrong == "few" else entry.rows, taps=(2, 4, 5))
     with pytest.raises(ManifestError, match="no ascending ids"):
         OnnxRuntime().open(ModelRequest(entry, tmp_path, "head", SHAPE.rows, Budget(), beside=target[0]))

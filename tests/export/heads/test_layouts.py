@@ -27,7 +27,7 @@ pytestmark = pytest.mark.export
 def written(source: Path, *, bits: int = 8) -> bytes:
     """Return the bytes of a head's file in a pack."""
     head, out = read_head(source), BytesIO()
-    write_gguf_head(out, head, bits=bits, head_bits=8, taps=head.shape.taps)
+    write_gguf_head(out, head, bits=bits, taps=head.shape.taps)
     return out.getvalue()
 
 

@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
+from edgedecode.pack.manifest import ModelEntry
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -47,6 +49,12 @@ class TinyHead:
     seed: int = 3
     epsilon: float = 1e-5
     theta: float = 5000.0
+
+    @classmethod
+    def of(cls, target: ModelEntry, *, rows: int) -> "TinyHead":
+        """Return a head for the bundled target."""
+        hidden = target.hidden_size
+        return cls(hidden, hidden, target.rows, rows, heads=4, head_size=64, mlp=256, layers=(2, 5, 7))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return its weights by the flat layout's names, those of the layer without prefix."""
