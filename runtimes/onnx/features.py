@@ -9,9 +9,9 @@ from edgedecode.arrays import FloatArray
 from edgedecode.memory.budget import Lease
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 
+from .graph_needs import FLOAT_NBYTES
 from .kernels.products import FLOAT
 from .onnx_engine import Untyped
-from .onnx_footprint import FLOAT_NBYTES
 
 SLOTS = 512
 """Positions whose features a state keeps: those of the last two passes of a long prompt, and more of a short one."""
