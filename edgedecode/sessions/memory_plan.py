@@ -36,6 +36,7 @@ from edgedecode.sessions.draft_models import FULL, preferred_drafters
 from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:  # what fits is asked of a plan, or where a session does not
     from edgedecode.memory.planner import Bounds, Choice, MemoryPlan
@@ -233,7 +234,8 @@ class PackFootprint:
         if HEAD in names:
             try:
                 self._model(HEAD, self._kv_type)
-            except EdgeDecodeError:  # our kernels do not run it here
+            except EdgeDecodeError as error:  # our kernels do not run it here, or it is damaged
+                notice(f"the pack's head is not used: {error}")
                 names = names[1:]
         if TRIM in names and (self._provider != "cpu" or getattr(self._engine, "draft_place", None) is not None):
             try:

@@ -8,6 +8,7 @@ from edgedecode.commands import Command, add_json, print_json
 from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
+from edgedecode.text.printable import shown
 
 from .common import quiet
 
@@ -45,15 +46,16 @@ class HeadCommand:
 
                 added = add_head(root, arguments.source, bits=arguments.bits)
                 if not arguments.json:
-                    print("\n".join((f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes)))
+                    for line in (f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes):
+                        print(shown(line))
             elif arguments.action == "remove":
                 from ..heads.pack_head import remove_head
 
                 removed = remove_head(root)
                 if not arguments.json:
-                    print(f"removed the head {removed.source} from {root}")
+                    print(shown(f"removed the head {removed.source} from {root}"))
             elif not arguments.json:
-                print(_line(Manifest.load(root)))
+                print(shown(_line(Manifest.load(root))))
         if arguments.json:
             found = Manifest.load(root).head
             print_json({} if found is None else asdict(found))

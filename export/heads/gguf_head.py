@@ -105,13 +105,13 @@ def _written(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
 
     def data() -> list[bytes]:
         values = tensor.read()
+        if tensor.kind == F32 and not np.isfinite(values).all():
+            raise ExportError(f"{name} has values that are not finite: the head is damaged")
         if tensor.kind != F32 or kind == F32:
             return [np.ascontiguousarray(values).tobytes()]
         if kind == _F16:
             return [_halves(values, name).tobytes()]
         scheme = Scheme(bits, BLOCK)
-        if not np.isfinite(values).all():
-            raise ExportError(f"{name} has values that are not finite: the head is damaged")
         return [transcode(quantize(np.asarray(values, np.float32), scheme), scheme).tobytes()]
 
     return WrittenTensor(name, tensor.shape[::-1], kind, data)

@@ -6,7 +6,7 @@ All layouts become this one, so that the same head gives the same bytes whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from ..graph.quantize import ByteArray
 
 INPUT_NORM, FACTORS = "enc.output_norm.weight", "rope_freqs.weight"
 """The norm over all features, and the divisors of RoPE's frequencies (Llama 3)."""
+MOST_IDS = 1 << 24
+"""More than any vocabulary, context or layer of a model has."""
 LEAST_LAYERS = 6
 """With fewer, the default layers 2, L / 2 and L - 3 are not three."""
 
@@ -120,6 +122,7 @@ class Head:
 
 def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntArray | None) -> Head:
     """Return the head with its rows in the order of their ids. Raises ExportError if tensors or ids are wrong."""
+    _check_numbers(shape)
     _check_tensors(shape, tensors)
     if ids is None or np.array_equal(ids, np.arange(shape.vocabulary)):
         return Head(shape, tensors)
@@ -130,6 +133,20 @@ def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntAr
     head = tensors[OUTPUT]
     kept = {**tensors, OUTPUT: replace(head, read=lambda: head.read()[order])}
     return Head(shape, kept, ids[order])
+
+
+def _check_numbers(shape: HeadShape) -> None:
+    for each in fields(shape):
+        value = getattr(shape, each.name)
+        least = 0 if each.name in ("rows", "vocabulary", "window") else 1
+        if each.type == "int" and not least <= value < MOST_IDS:
+            raise ExportError(f"the head's {each.name} is {value}: download it again")
+        if each.type == "float" and not 0 < value < float("inf"):
+            raise ExportError(f"the head's {each.name} is {value}: download it again")
+    if shape.heads % shape.kv_heads:
+        raise ExportError(f"the head's {shape.heads} query heads do not share {shape.kv_heads} KV heads evenly")
+    if shape.head_size % 16:
+        raise ExportError(f"the head's attention has heads of {shape.head_size} values: multiples of 16 are supported")
 
 
 def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor]) -> None:
@@ -151,14 +168,12 @@ def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor]) -> None:
             raise ExportError(f"{name} has rows of {tensor.shape[-1]} values, which are not whole blocks of {block}")
     if INPUT_NORM in tensors and "fc_norm.0.weight" in tensors:
         raise ExportError("the head has a norm over all features and norms over each: only one of them can be meant")
-    if shape.head_size % 16:
-        raise ExportError(f"the head's attention has heads of {shape.head_size} values: multiples of 16 are supported")
 
 
 def _check_ids(ids: IntArray, shape: HeadShape) -> None:
     if len(ids) != shape.rows:
         raise ExportError(f"d2t has {len(ids)} ids for {shape.rows} rows of lm_head: download the head again")
-    most = shape.vocabulary or 1 << 24
+    most = shape.vocabulary or MOST_IDS
     if ids.min() < 0 or ids.max() >= most:
         wrong = int(ids[(ids < 0) | (ids >= most)][0])
         raise ExportError(f"d2t names the token {wrong}, the target has {most}: the head is for another vocabulary")

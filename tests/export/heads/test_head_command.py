@@ -32,17 +32,17 @@ def test_a_head_is_added_listed_and_removed(pack: Path, tmp_path: Path, capsys: 
     assert main(["head", "list", str(pack)]) == 0
     assert "has no drafting head" in capsys.readouterr().out
     head = write_flat(tmp_path / "a head", HEAD)
-    (head / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    (head / "README.md").write_text("---\nlicense: cc-by-nc-4.0\x1b[31m\n---\n")
     assert main(["head", "add", str(pack), str(head)]) == 0
     said = capsys.readouterr().out
-    assert "256 ids, reads the inputs of layers 2, 5, 7; licence: cc-by-nc-4.0" in said
+    assert "256 ids, reads the inputs of layers 2, 5, 7; licence: cc-by-nc-4.0\\x1b[31m" in said
     entry = check_pack(pack, full=True).head
     assert entry is not None
-    assert (entry.bits, entry.rows, entry.taps, entry.license) == (8, 256, (2, 5, 7), "cc-by-nc-4.0")
+    assert (entry.bits, entry.rows, entry.taps, entry.license) == (8, 256, (2, 5, 7), "cc-by-nc-4.0\x1b[31m")
     assert main(["head", "list", str(pack), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["source"] == "a head"
     assert main(["show", str(pack)]) == 0
-    assert "cc-by-nc-4.0" in capsys.readouterr().out
+    assert "cc-by-nc-4.0\\x1b[31m" in capsys.readouterr().out
     assert main(["head", "add", str(pack), str(head)]) == 1
     assert "remove it first" in capsys.readouterr().err
     assert main(["head", "remove", str(pack)]) == 0

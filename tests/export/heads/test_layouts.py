@@ -61,6 +61,11 @@ def test_rows_are_put_in_the_order_of_their_ids(tmp_path: Path) -> None:
     assert written(tmp_path / "mixed") == plain
 
 
+def test_marks_alone_name_the_ids(tmp_path: Path) -> None:
+    plain = written(write_flat(tmp_path / "plain", TinyHead()))
+    assert written(change(write_flat(tmp_path / "head", TinyHead()), lambda tensors: tensors.pop("d2t"))) == plain
+
+
 @pytest.mark.parametrize("maps", ["zero", "missing"])
 def test_a_map_of_zeros_or_none_means_all_ids(maps: str, tmp_path: Path) -> None:
     whole = full(TinyHead())
@@ -73,7 +78,7 @@ def test_a_map_of_zeros_or_none_means_all_ids(maps: str, tmp_path: Path) -> None
     assert read_head(folder).ids is None
 
 
-def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> Path:
     """Edit the tensors of a folder in place."""
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
@@ -120,6 +125,18 @@ TENSORS = {
     "another shape": (_cut("midlayer.mlp.up_proj.weight"), r"makes blk.0.ffn_up.weight \[96, 64\].*\[96, 63\]"),
     "EAGLE-1": (lambda tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}), "an EAGLE-1 or EAGLE-2 head"),
     "MTP": (_renamed("fc.weight", "mtp.fc.weight"), "an MTP head"),
+    "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensors, output.weight"),
+    "a number for a matrix": (lambda tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "has 0 rows"),
+    "a norm of no numbers": (lambda tensors: tensors["norm.weight"].fill_(torch.inf), "output_norm.weight.*not finite"),
+    "a map of no numbers": (
+        lambda tensors: tensors.update({"d2t": tensors["d2t"] * torch.nan}),
+        "d2t has values that lead to no token",
+    ),
+    "no maps": (lambda tensors: [tensors.pop(name) for name in ("d2t", "t2d")], "96 rows of 160 ids and no d2t"),
+    "a layer twice": (
+        lambda tensors: tensors.update({"layers.0.hidden_norm.weight": torch.zeros(64)}),
+        "two tensors that are blk.0.attn_norm_2.weight",
+    ),
     "no head": (_renamed("fc.weight", "model.embed.weight"), "no drafting head of EAGLE-3's form"),
     "two layers": (
         lambda tensors: tensors.update({"layers.1.hidden_norm.weight": torch.zeros(64)}),
@@ -133,7 +150,7 @@ def test_damaged_tensors_are_refused_in_one_line(name: str, tmp_path: Path) -> N
     edit, message = TENSORS[name]
     folder = change(write_flat(tmp_path / "head", TinyHead()), edit)
     with pytest.raises(ExportError, match=message) as error:
-        read_head(folder)
+        written(folder)
     assert "\n" not in str(error.value)
 
 
@@ -152,9 +169,19 @@ CONFIGS = {
     "rope": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "RoPE scaling is 'yarn'"),
     "activation": ({"hidden_act": "gelu"}, "activation is 'gelu'"),
     "draft vocabulary": ({"draft_vocab_size": 95}, "draft_vocab_size 95, lm_head has 96 rows"),
-    "norm": ({"norm_before_fc": True}, "lacks input_norm.weight"),
+    "norm": ({"norm_before_fc": True}, "there is input_norm.weight, which the head lacks"),
     "hidden size": ({"hidden_size": 72}, r"config.*makes.*one is wrong"),
-    "no size": ({"hidden_size": "wide"}, "hidden_size 'wide'"),
+    "no size": ({"hidden_size": "wide"}, "hidden_size is 'wide': expected int"),
+    "no object": ({"eagle_config": [1]}, "eagle_config is .*: expected object"),
+    "layers of another type": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, "expected int, got str"),
+    "no layer's name": ({"architectures": 3}, "architectures is '3': expected array"),
+    "a window below 0": ({"sliding_window": -1}, "the head's window is -1"),
+    "a huge context": ({"max_position_embeddings": 1 << 40}, "the head's context is 1099511627776"),
+    "a base below 0": ({"rope_theta": -1.0}, "the head's base is -1.0"),
+    "no number": ({"rms_norm_eps": float("nan")}, "the head's epsilon is nan"),
+    "KV heads": ({"num_key_value_heads": 3}, "4 query heads do not share 3 KV heads"),
+    "half a scaling": ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "factors of 8.0, 0.0 and 0.0"),
+    "no scale": ({"rope_scaling": {"type": "linear"}}, "the head's stretch is 0.0"),
 }
 
 
@@ -162,8 +189,9 @@ CONFIGS = {
 def test_other_configurations_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     value, message = CONFIGS[name]
     folder = write_flat(tmp_path / "head", TinyHead(), **value)
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(ExportError, match=message) as error:
         read_head(folder)
+    assert "\n" not in str(error.value)
 
 
 def test_other_speculators_are_refused_by_name(tmp_path: Path) -> None:
@@ -184,6 +212,9 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="truncated or damaged"):
         read_head(path)
     folder = write_flat(tmp_path / "pickle", TinyHead(), pickled=True)
+    torch.save({1: torch.zeros(2)}, folder / "pytorch_model.bin")
+    with pytest.raises(ExportError, match="no drafting head"):
+        read_head(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Path}))
     with pytest.raises(ExportError, match="holds more than tensors") as error:
         read_head(folder)
