@@ -7,8 +7,8 @@ from edgedecode.pack.manifest import ModelEntry
 
 from .head import Head
 
-MOST_CONTEXT = 2048
-"""Positions that a head keeps: of a longer text it reads the end. Heads are trained on texts of about this length."""
+MOST_CONTEXT = 1024
+"""Positions that a head keeps: of a longer text it reads the end, of which its target's state keeps 512 features."""
 
 
 def head_entry(head: Head, *, file: str, bits: int, taps: tuple[int, ...], source: str) -> ModelEntry:
