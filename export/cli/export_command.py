@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ def _make(arguments: Namespace) -> Report:
     require_frameworks()
     if arguments.head is not None:
         from ..heads.layouts import read_head
-        from ..heads.pack_head import add_head
+        from .head_command import put_head
 
         read_head(arguments.head)  # before the export, which takes long
     from ..pair_export import PairRequest, export_pair
@@ -106,7 +105,7 @@ def _make(arguments: Namespace) -> Report:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
     if arguments.head is not None:
         with pack_is_there(f"the pack {request.out} is made, without the head"):
-            report["head"] = asdict(add_head(request.out, arguments.head).entry)
+            report["head"] = put_head(request.out, arguments.head)
     return report
 
 

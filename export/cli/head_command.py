@@ -3,8 +3,10 @@
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from edgedecode.commands import Command, add_json, print_json
+from edgedecode.errors import EdgeDecodeError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
@@ -42,24 +44,46 @@ class HeadCommand:
         root = find_pack(arguments.pack)
         with quiet(debug=arguments.debug):
             if arguments.action == "add":
-                from ..heads.pack_head import add_head
-
-                added = add_head(root, arguments.source, bits=arguments.bits)
-                if not arguments.json:
-                    for line in (f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes):
-                        print(shown(line))
+                report = put_head(root, arguments.source, bits=arguments.bits)
             elif arguments.action == "remove":
                 from ..heads.pack_head import remove_head
 
                 removed = remove_head(root)
-                if not arguments.json:
-                    print(shown(f"removed the head {removed.source} from {root}"))
-            elif not arguments.json:
-                print(shown(_line(Manifest.load(root))))
+                print(shown(f"removed the head {removed.source} from {root}"))
+                report = {}
+            else:
+                manifest = Manifest.load(root)
+                print(shown(_line(manifest)))
+                report = {} if manifest.head is None else asdict(manifest.head)
         if arguments.json:
-            found = Manifest.load(root).head
-            print_json({} if found is None else asdict(found))
+            print_json(report)
         return 0
+
+
+def put_head(root: Path, source: Path, *, bits: int | None = None) -> dict[str, Any]:
+    """Add a head, print what it is, and return it as JSON values. One that may be another target's is tried."""
+    from ..heads.pack_head import add_head
+
+    added = add_head(root, source, bits=bits)
+    for line in (f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes):
+        print(shown(line))
+    return asdict(added.entry) | ({"accepted": _accepted(root)} if added.doubtful else {})
+
+
+def _accepted(root: Path) -> tuple[float, ...]:
+    """Print and return the share of a new head's drafts that the target accepts."""
+    from ..heads.head_trial import accepted_shares
+    from .display import live_stages
+
+    try:
+        with live_stages() as stages:
+            shares = accepted_shares(root, stages)
+    except EdgeDecodeError as error:
+        print(shown(f"its acceptance cannot be measured here: {error}"))
+        return ()
+    said = ", ".join(f"{share:.0%}" for share in shares)
+    print(f"accepted of its first, second and third tokens: {said}; `edgedecode head remove` removes it")
+    return shares
 
 
 def _line(manifest: Manifest) -> str:

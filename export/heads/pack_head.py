@@ -18,10 +18,11 @@ from .layouts import read_head
 
 @dataclass(frozen=True, slots=True)
 class AddedHead:
-    """A pack's new head. notes: what the user must know of it, a sentence each."""
+    """A pack's new head. notes: what the user must know, a sentence each. doubtful: it may be another target's."""
 
     entry: ModelEntry
     notes: tuple[str, ...]
+    doubtful: bool
 
 
 def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
@@ -44,7 +45,8 @@ def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
         with change.place(HEAD_FILE).open("wb") as file:
             write_gguf_head(file, head, bits=bits, taps=taps)
         change.value["head"] = asdict(entry)
-    return AddedHead(entry, (*notes, *_named(head, manifest)))
+    other = _other_target(head, manifest)
+    return AddedHead(entry, (*notes, *other), bool(other))
 
 
 def remove_head(root: Path) -> ModelEntry:
@@ -93,9 +95,9 @@ def _without_table(head: Head) -> tuple[Head, tuple[str, ...]]:
     return replace(head, tensors=kept), ("its embed_tokens are left out: it reads the target's",)
 
 
-def _named(head: Head, manifest: Manifest) -> tuple[str, ...]:
+def _other_target(head: Head, manifest: Manifest) -> tuple[str, ...]:
     """Return a note if the head names another target than the pack's."""
     named, known = head.shape.verifier.rpartition("/")[2], manifest.models["target"].source.rpartition("/")[2]
     if not named or named.lower() in known.lower() or known.lower() in named.lower():
         return ()
-    return (f"it was trained for {named}, the pack's target is {known}: look at its acceptance (--stats)",)
+    return (f"it was trained for {named}, the pack's target is {known}",)

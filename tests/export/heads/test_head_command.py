@@ -1,6 +1,7 @@
 """`head add`, `list` and `remove`: what a pack gets, and what it is refused with an unchanged pack."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.export.tiny import TinyModel, write_model
 
 from .written import TinyHead, write_flat, write_speculators
@@ -86,14 +88,32 @@ def test_a_target_of_few_layers_and_a_folder_that_is_no_head_are_refused(
     assert "the target has 5 layers: heads are for targets of 6 or more" in capsys.readouterr().err
 
 
-def test_another_verifiers_name_is_a_note(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
+def test_a_head_with_another_verifiers_name_is_tried(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = {"verifier": {"name_or_path": "owner/Another-1B"}}
     head = write_speculators(tmp_path / "head", HEAD, speculators_config=other)
     assert main(["head", "add", str(pack), str(head), "--bits", "4"]) == 0
-    assert "it was trained for Another-1B" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "it was trained for Another-1B" in said.out
+    assert re.search(r"accepted of its first, second and third tokens: \d+%, \d+%, \d+%", said.out)
+    assert "answering prompts with the head" in said.err
     entry = Manifest.load(pack).head
     assert entry is not None
     assert entry.bits == 4
+    assert main(["head", "remove", str(pack)]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("EDGEDECODE_KERNELS", "engine")
+    assert main(["head", "add", str(pack), str(head)]) == 0
+    assert "its acceptance cannot be measured here: " in capsys.readouterr().out
+    assert main(["head", "remove", str(pack)]) == 0
+    capsys.readouterr()
+    monkeypatch.delenv("EDGEDECODE_KERNELS")
+    assert main(["head", "add", str(pack), str(head), "--json"]) == 0
+    shares = json.loads(capsys.readouterr().out)["accepted"]
+    assert len(shares) == 3
+    assert all(0 <= share < 0.5 for share in shares)  # a random head
 
 
 def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path: Path) -> None:
