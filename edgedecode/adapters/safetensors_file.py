@@ -75,10 +75,13 @@ class SafetensorsFile:
         """Return a tensor's sizes."""
         return self.tensors[name].shape
 
-    def array(self, name: str) -> FloatArray:
-        """Return a tensor as float32. Raises ManifestError if the file ends too early."""
+    def array(self, name: str, *, rows: int | None = None) -> FloatArray:
+        """Return a tensor as float32, or its first rows. Raises ManifestError if the file ends too early."""
         stored = self.tensors[name]
-        first, last = stored.data_offsets
+        shape, (first, last) = stored.shape, stored.data_offsets
+        if rows is not None:
+            shape = (min(rows, shape[0]), *shape[1:])
+            last = first + prod(shape) * _TYPES[stored.dtype].itemsize
         try:
             with self.path.open("rb") as file:
                 file.seek(self.start + first)
@@ -87,7 +90,7 @@ class SafetensorsFile:
             raise ManifestError(f"{self.path} cannot be read ({error.strerror}): save the adapter again") from None
         if len(data) != last - first:
             raise ManifestError(f"{self.path} ends in the middle of {name}: download it again")
-        values = np.frombuffer(data, _TYPES[stored.dtype]).reshape(stored.shape)
+        values = np.frombuffer(data, _TYPES[stored.dtype]).reshape(shape)
         if stored.dtype == "BF16":
             values = (values.astype("<u4") << 16).view("<f4")
         return np.ascontiguousarray(values, np.float32)

@@ -98,12 +98,18 @@ class HeadShape:
 class HeadTensor:
     """A tensor: its shape, outer size first, and its values, which are read when they are needed.
 
-    kind: ggml's type of the bytes; F32 for values in floats, of which `read` returns float32.
+    kind: ggml's type of the bytes; F32 for values in floats, of which `read` returns float32. read_first: reads only
+    this many rows; None: `read` reads all of them.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], FloatArray | ByteArray]
     kind: int = F32
+    read_first: Callable[[int], FloatArray] | None = None
+
+    def first(self, rows: int) -> FloatArray | ByteArray:
+        """Return the first rows, as `read` does."""
+        return self.read()[:rows] if self.read_first is None else self.read_first(rows)
 
     @classmethod
     def of(cls, values: FloatArray) -> HeadTensor:

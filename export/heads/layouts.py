@@ -77,8 +77,12 @@ def _tensors(folder: Path) -> dict[str, HeadTensor]:
     with refused():
         for path in weight_files(folder):
             file = SafetensorsFile.open(path)
-            found |= {name: HeadTensor(file.shape(name), partial(file.array, name)) for name in file.tensors}
+            found |= {name: _stored(file, name) for name in file.tensors}
     return found
+
+
+def _stored(file: SafetensorsFile, name: str) -> HeadTensor:
+    return HeadTensor(file.shape(name), partial(file.array, name), read_first=lambda rows: file.array(name, rows=rows))
 
 
 def _unpickled(path: Path) -> dict[str, HeadTensor]:

@@ -1,11 +1,10 @@
 """Adds a drafting head to a pack, and removes it."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, InputError
 from edgedecode.gguf.architectures import HEAD_TAPS
-from edgedecode.gguf.header import EMBEDDING
 from edgedecode.pack.entries import HEAD_FILE
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.pack_change import changed_pack, check_own
@@ -14,6 +13,7 @@ from .gguf_head import write_gguf_head
 from .head import LEAST_LAYERS, Head
 from .head_entry import head_entry
 from .layouts import read_head
+from .own_table import without_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
         if manifest.head is not None:
             raise InputError(f"the pack has a head, {manifest.head.source}: remove it first (`edgedecode head remove`)")
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
-        head, notes = _without_table(head)
+        head, note, is_other = without_table(head, manifest.located("target"), root)
         bits = bits or (target.bits if target.bits in (4, 8) else 8)
         entry = head_entry(head, file=HEAD_FILE, bits=bits, taps=taps, source=source.resolve().name)
         with change.place(HEAD_FILE).open("wb") as file:
             write_gguf_head(file, head, bits=bits, taps=taps)
         change.value["head"] = asdict(entry)
-    other = _other_target(head, manifest)
-    return AddedHead(entry, (*notes, *other), bool(other))
+    named = _other_target(head, manifest)
+    return AddedHead(entry, tuple(filter(None, (note, named))), is_other or bool(named))
 
 
 def remove_head(root: Path) -> ModelEntry:
@@ -87,17 +87,9 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
     return taps
 
 
-def _without_table(head: Head) -> tuple[Head, tuple[str, ...]]:
-    """Return the head without an embedding of its own: those of publishers are copies of their target's."""
-    if EMBEDDING not in head.tensors:
-        return head, ()
-    kept = {name: tensor for name, tensor in head.tensors.items() if name != EMBEDDING}
-    return replace(head, tensors=kept), ("its embed_tokens are left out: it reads the target's",)
-
-
-def _other_target(head: Head, manifest: Manifest) -> tuple[str, ...]:
+def _other_target(head: Head, manifest: Manifest) -> str:
     """Return a note if the head names another target than the pack's."""
     named, known = head.shape.verifier.rpartition("/")[2], manifest.models["target"].source.rpartition("/")[2]
     if not named or named.lower() in known.lower() or known.lower() in named.lower():
-        return ()
-    return (f"it was trained for {named}, the pack's target is {known}",)
+        return ""
+    return f"it was trained for {named}, the pack's target is {known}"

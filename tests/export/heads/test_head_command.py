@@ -6,14 +6,29 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="the export extras are not installed")
+
+import torch
+from gguf import GGUFReader, dequantize
+from safetensors.torch import load_file, save_file
+
+from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
+from edgedecode.export.gguf.plan import GgufPlan
+from edgedecode.export.gguf.row_source import BlockRows
+from edgedecode.export.heads.layouts import read_head
+from edgedecode.export.heads.own_table import without_table
+from edgedecode.gguf.header import EMBEDDING
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.contract.toy_gguf import GGUF, write_toy_gguf
+from tests.contract.toy_graph import ToyShape
 from tests.export.tiny import TinyModel, write_model
 
 from .written import TinyHead, write_flat, write_speculators
@@ -114,6 +129,38 @@ def test_a_head_with_another_verifiers_name_is_tried(
     shares = json.loads(capsys.readouterr().out)["accepted"]
     assert len(shares) == 3
     assert all(0 <= share < 0.5 for share in shares)  # a random head
+
+
+def with_table(folder: Path, table: FloatArray) -> Path:
+    """Write a head that has an embedding of its own."""
+    tensors = load_file(write_flat(folder, HEAD) / "model.safetensors")
+    tensors["embed_tokens.weight"] = torch.from_numpy(table)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["pack", "", "Q4_0", "Q8_0"])
+def test_a_heads_own_embedding_is_compared_with_its_targets(kind: str, tmp_path: Path) -> None:
+    if kind == "pack":
+        root, target = BUNDLED_PACK, TARGET
+        planned = GgufPlan.load(root / TARGET.gguf_plan).located(root / TARGET.weights)
+        (rows,) = (tensor.rows for tensor in planned if tensor.name == EMBEDDING)
+        assert isinstance(rows, BlockRows)
+        table = rows.floats(0, TARGET.rows)
+    else:
+        shape = ToyShape(hidden=TARGET.hidden_size, rows=TARGET.rows)
+        root, target = tmp_path, write_toy_gguf(tmp_path, shape, quantization=kind)
+        (stored,) = (tensor for tensor in GGUFReader(tmp_path / GGUF).tensors if tensor.name == EMBEDDING)
+        table = np.array(dequantize(stored.data, stored.tensor_type), np.float32)
+    near = table + 0.02 * table.std() * np.random.default_rng(1).standard_normal(table.shape, np.float32)
+    for name, own, is_other in (("same", near, False), ("other", table[::-1].copy(), True)):
+        head, note, other = without_table(read_head(with_table(tmp_path / name, own)), target, root)
+        assert EMBEDDING not in head.tensors
+        assert other is is_other
+        assert ("which are the same" in note) is not is_other
+        assert ("are not the target's" in note) is is_other
+    (note,) = {without_table(read_head(tmp_path / "same"), replace(target, gguf="", gguf_plan=""), root)[1]}
+    assert "not compared" in note
 
 
 def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path: Path) -> None:
