@@ -12,7 +12,16 @@ from weakref import WeakSet
 from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
+from edgedecode.engines.interface import (
+    ADAPTERS,
+    ModelRequest,
+    PlanningRuntime,
+    Runtime,
+    check_heads,
+    draft_engine,
+    role_needs,
+    serves_heads,
+)
 from edgedecode.engines.registry import drafter_sources
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
@@ -299,17 +308,14 @@ class Pair:
 
     def _load_head(self) -> LanguageModel:
         """Open the drafting head beside the target. Raises CapabilityError if the engine runs none."""
-        if not self._serves_heads:
-            raise CapabilityError(
-                f"the engine {self.runtime} runs no drafting heads here: use --runtime onnx on the processor"
-            )
+        check_heads(self._engine, self.provider)
         with opening(self.root, missing_seconds=0):
             check_unchanged(self.manifest, self.root, {self.manifest.located(HEAD).gguf})
             return self._open(HEAD)
 
     @property
     def _serves_heads(self) -> bool:
-        return self.provider == "cpu" and bool(getattr(self._engine, "serves_heads", False))
+        return serves_heads(self._engine, self.provider)
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; a draft that lacks it opens with its default."""

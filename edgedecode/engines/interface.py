@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Holder
 from edgedecode.pack.manifest import ModelEntry
 
@@ -20,8 +21,10 @@ __all__ = [
     "PlanningRuntime",
     "Runtime",
     "StateHolders",
+    "check_heads",
     "draft_engine",
     "role_needs",
+    "serves_heads",
 ]
 
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
@@ -111,6 +114,18 @@ class ModelFootprint:
 def draft_engine(runtime: object) -> str:
     """Return the name of the engine that opens the draft: an engine's own, unless it places the draft elsewhere."""
     return str(getattr(runtime, "draft_name", getattr(runtime, "name", "")))
+
+
+def serves_heads(runtime: object, provider: str) -> bool:
+    """Return whether an engine runs drafting heads."""
+    return provider == "cpu" and bool(getattr(runtime, "serves_heads", False))
+
+
+def check_heads(runtime: object, provider: str) -> None:
+    """Raise CapabilityError if the engine runs no drafting heads."""
+    if not serves_heads(runtime, provider):
+        name = getattr(runtime, "name", "")
+        raise CapabilityError(f"the engine {name} runs no drafting heads here: use --runtime onnx on the processor")
 
 
 @runtime_checkable

@@ -21,8 +21,10 @@ from edgedecode.engines.interface import (
     ModelFootprint,
     ModelRequest,
     PlanningRuntime,
+    check_heads,
     draft_engine,
     role_needs,
+    serves_heads,
 )
 from edgedecode.engines.registry import drafter_sources, find_drafter
 from edgedecode.engines.selection import EngineRequest
@@ -229,7 +231,7 @@ class PackFootprint:
             runtime=draft_engine(self._engine),
             kv_type=self._kv_type,
             loading=self._loading,
-            heads=self._provider == "cpu" and getattr(self._engine, "serves_heads", False),
+            heads=serves_heads(self._engine, self._provider),
         )
         if HEAD in names:
             try:
@@ -290,6 +292,8 @@ class PackFootprint:
         return self._models[key]
 
     def _planned(self, role: str, needs: Sequence[str]) -> ModelFootprint:
+        if role == HEAD:
+            check_heads(self._engine, self._provider)
         return self._engine.footprint(
             ModelRequest(
                 self._manifest.located(role),

@@ -132,7 +132,7 @@ class OnnxRuntime:
     def open(self, request: ModelRequest) -> LanguageModel:
         request = _located(request)
         entry, name, budget, threads = request.entry, request.name, request.budget, request.threads
-        if INT8_KV in request.needs and is_gguf(entry):
+        if INT8_KV in request.needs and is_gguf(entry) and "kv8" in entry.graphs:  # not of a drafting head
             from .gguf.kv_scales import measure_scales
 
             measure_scales(request, self.open)

@@ -188,3 +188,28 @@ def test_plan_holds_the_session(packs: dict[str, Path]) -> None:
         planned = {holder.name: holder.nbytes for holder in plan.memory.holders}
         for name in ("weights:head", "kv:head", "features:target"):
             assert held[name] <= planned[name] <= held[name] + 64
+
+
+def test_llama_cpp_refuses_a_head_where_it_is_planned_and_where_it_is_opened(packs: dict[str, Path]) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    options = session_options(drafter="head", draft_max=2)
+    refusal = "^the engine llama runs no drafting heads here: use --runtime onnx on the processor$"
+    with pytest.raises(CapabilityError, match=refusal):
+        edgedecode.plan(packs["good"], options, runtime="llama")
+    with edgedecode.load(packs["good"], runtime="llama") as pair:
+        assert "head" not in pair.drafter_names(SessionOptions())
+        with pytest.raises(CapabilityError, match=refusal):
+            pair.session(options)
+
+
+def test_a_head_has_float_keys_beside_a_target_of_8_bits(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*given: object) -> None:
+        raise AssertionError("a head's keys and values have no scales")
+
+    monkeypatch.setattr("edgedecode.runtimes.onnx.gguf.kv_scales.measure_scales", measured)
+    with edgedecode.load(packs["good"], kv_type="int8", threads=1) as pair:
+        head = pair.drafts.hold("head")
+        assert head is not None
+        assert (pair.target.card.kv_type, head.card.kv_type) == ("int8", "float32")
