@@ -49,7 +49,7 @@ def _chosen(name: str) -> "StoredModel":
     models = stored_models()
     own = [model for model in models if model.store is Store.LIBRARY]
     if found := named(name, own):
-        return one_of(name, found)
+        return found[0] if len(found) == 1 else one_of(name, found)
     if others := named(name, models):
         raise InputError(f"{others[0]} was not pulled, and is left as it is: remove it where it came from")
     if name and expanded(name).exists():

@@ -42,6 +42,16 @@ def find_file(name: Path) -> Path:
     return path if path.exists() or is_path(str(name)) else _named(str(name))[0]
 
 
+def find_head(name: Path) -> Path:
+    """Return the file or folder of a drafting head: a path, or a name of the library."""
+    path = expanded(name)
+    if path.exists() or is_path(name.as_posix()):
+        return path
+    from .named_models import head_named
+
+    return head_named(name.as_posix()) or path
+
+
 def names_pack(word: str) -> bool:
     """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path.
 

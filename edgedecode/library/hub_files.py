@@ -3,10 +3,11 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,8 @@ _PREFERRED = (
     *("BF16", "F16", "F32"),
 )
 """Types of weights by how well they suit a machine without a graphics processor: near 4 bits, best quality first."""
+_HEAD_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|pytorch_model\.bin")
+_CONFIG, _MOST_CONFIG_NBYTES = "config.json", 1 << 20
 _PLAIN = re.compile(r"(?!\.)[^/\\:]+(/(?!\.)[^/\\:]+)*")
 """A file's name that cannot lead out of a folder."""
 _NOT_SATISFIABLE = 416
@@ -62,6 +65,10 @@ def hub_offer(word: str) -> Offer:
         nbytes, commit = sum(each.nbytes for each in files.values()), files[MANIFEST_NAME].commit
         return Offer(repository, nbytes, lambda: hub_pack(repository, commit))
     models = [each for each in files if is_model_name(each) and _PLAIN.fullmatch(each)]
+    if not models and not kind and not name and (head := _head_files(files)):
+        nbytes = sum(each.nbytes for each in head)
+        note = f"a drafting head: `edgedecode head add PACK {repository}` puts it into a pack"
+        return Offer(repository, nbytes, lambda: _fetch_all(head), note, is_head=True)
     name, note = choose_file(repository, models, kind=kind, name=name, run=_run_types())
     if (parts := parts_of(name)) > 1:
         raise ManifestError(
@@ -70,6 +77,17 @@ def hub_offer(word: str) -> Offer:
         )
     title = f"{repository}:{weight_type(name)}" if weight_type(name) else f"{repository}/{name}"
     return Offer(title, files[name].nbytes, lambda: _fetch(files[name], title), note)
+
+
+def _head_files(files: Mapping[str, _File]) -> list[_File]:
+    """Return the files of a drafting head, its configuration last; none: the repository is something else."""
+    weights = [file for name, file in files.items() if _HEAD_WEIGHTS.fullmatch(name)]
+    if not weights or _CONFIG not in files or files[_CONFIG].nbytes > _MOST_CONFIG_NBYTES:
+        return []
+    config = _content(files[_CONFIG]).lower()
+    if b"eagle3" not in config and b'"draft_vocab_size"' not in config:
+        return []
+    return [*(files[each] for each in files if each == "README.md"), *weights, files[_CONFIG]]
 
 
 def choose_file(
@@ -152,6 +170,13 @@ def _listing(repository: str, word: str) -> dict[str, _File]:
         ) from None
 
 
+def _fetch_all(files: Sequence[_File]) -> Path:
+    """Download files into the library, the last one when all others are there, and return their folder."""
+    for file in files:
+        path = _fetch(file, f"{file.repository}/{file.name}")
+    return path.parent
+
+
 def _fetch(file: _File, title: str) -> Path:
     """Download a file into the library, under its own name once its digest is checked."""
     folder = library_folder(repository_folder(file.repository))
@@ -170,6 +195,25 @@ def _fetch(file: _File, title: str) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         os.replace(unfinished, final)
     return final
+
+
+def _content(file: _File) -> bytes:
+    """Return a small file. Raises ManifestError."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    content = BytesIO()
+    try:
+        with _silent():
+            url = hf_hub_url(file.repository, file.name, revision=file.commit)
+            http_get(url, content, headers=build_hf_headers(), expected_size=file.nbytes)
+    except Exception as error:  # as in `_listing`
+        raise ManifestError(
+            f"{file.repository}/{file.name} could not be downloaded ({_reason(error)}): check your access and the "
+            f"connection"
+        ) from None
+    return content.getvalue()
 
 
 def _download(file: _File, unfinished: Path, title: str) -> None:

@@ -11,13 +11,23 @@ from edgedecode.errors import ManifestError
 from edgedecode.user_notices import notice
 
 from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path
-from .stored import StoredModel
+from .stored import StoredModel, advice_on_head
 from .stores import stored_models
 
 if TYPE_CHECKING:
     from .offers import Offer
 
-__all__ = ["completed", "model_named", "named", "near_names", "offer_of", "one_of", "pull", "stored_models"]
+__all__ = [
+    "completed",
+    "head_named",
+    "model_named",
+    "named",
+    "near_names",
+    "offer_of",
+    "one_of",
+    "pull",
+    "stored_models",
+]
 
 
 def model_named(name: str | Path) -> tuple[Path, str]:
@@ -38,7 +48,10 @@ def model_named(name: str | Path) -> tuple[Path, str]:
         model = one_of(name, found)
         return model.path, model.name
     if is_hub_name(name) or name in KNOWN:
-        return fetched(offer_of(name)), name
+        offer = offer_of(name)
+        if offer.is_head:
+            raise ManifestError(f"{name} is {advice_on_head(name)}")
+        return fetched(offer), name
     if is_file:
         raise ManifestError(f"{missing} {name!r}")
     if len(found := completed(name, models)) == 1:
@@ -77,6 +90,12 @@ def pull(word: str) -> tuple[StoredModel, bool]:
         return one_of(word, here), False
     path = fetched(offer_of(word))
     return next(model for model in stored_models() if model.path == path), True
+
+
+def head_named(word: str) -> Path | None:
+    """Return the folder of the drafting head of this name in the library; None: there is none."""
+    folders = (model.path for model in named(word, stored_models()) if model.problem == advice_on_head(model.name))
+    return next(folders, None)
 
 
 def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:

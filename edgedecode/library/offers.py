@@ -21,13 +21,15 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROF
 class Offer:
     """A model that can be downloaded. fetch: downloads it and returns its file, or the folder of its pack.
 
-    nbytes: of the download; 0: unknown. note: what was chosen and why; empty: what the name says.
+    nbytes: of the download; 0: unknown. note: what was chosen and why; empty: what the name says. is_head: it is a
+    drafting head, which runs beside a model.
     """
 
     name: str
     nbytes: int
     fetch: Callable[[], Path]
     note: str = ""
+    is_head: bool = False
 
     def __str__(self) -> str:
         size = f", {format_nbytes(self.nbytes, 0)}" if self.nbytes else ""

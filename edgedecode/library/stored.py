@@ -53,6 +53,11 @@ class StoredModel:
         return f"{self.name} ({self.store}, {self.path})"
 
 
+def advice_on_head(name: str) -> str:
+    """Return what to do with a drafting head that was named as a model."""
+    return f"a drafting head, which no command runs alone: `edgedecode head add PACK {name}`, once it is pulled"
+
+
 def weight_type(file: str) -> str:
     """Return the type that a file's name ends with, such as Q4_K_M; empty: none."""
     found = _TYPE.search(_PART.sub("", PurePath(file).stem))

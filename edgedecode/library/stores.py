@@ -13,7 +13,7 @@ from pathlib import Path
 from edgedecode.cache import area
 from edgedecode.pack.manifest import MANIFEST_NAME
 
-from .stored import Store, StoredModel, is_model_name, repository_models
+from .stored import Store, StoredModel, advice_on_head, is_model_name, repository_models
 
 _FOLDERS = "EDGEDECODE_MODELS"
 """The variable that names folders of models, separated as in PATH."""
@@ -81,7 +81,10 @@ def _files(root: Path) -> list[Path]:
 def _library_models() -> Iterator[StoredModel]:
     for folder in _folders(area("models")):
         name = folder.name.replace(_SEPARATOR, "/", 1)
-        if "/" in name:
+        if "/" in name and (folder / "config.json").is_file():
+            aliases = (name.rpartition("/")[2],)
+            yield StoredModel(name, folder, Store.LIBRARY, aliases, problem=advice_on_head(name))
+        elif "/" in name:
             yield from repository_models(name, folder, _files(folder), Store.LIBRARY)
         else:
             yield from _of_package(name, _files(folder), Store.LIBRARY)

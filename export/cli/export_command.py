@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, count, print_json
+from edgedecode.library.find import find_head
 from edgedecode.memory.sizes import format_nbytes
 
 from ..graph.graph_request import GraphRequest, Span
@@ -77,7 +78,7 @@ def _make(arguments: Namespace) -> Report:
         from ..heads.layouts import read_head
         from .head_command import put_head
 
-        read_head(arguments.head)  # before the export, which takes long
+        read_head(find_head(arguments.head))  # before the export, which takes long
     from ..pair_export import PairRequest, export_pair
     from .pack_tables import shown
 

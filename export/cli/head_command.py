@@ -7,7 +7,7 @@ from typing import Any
 
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import EdgeDecodeError
-from edgedecode.library.find import find_pack
+from edgedecode.library.find import find_head, find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.printable import shown
@@ -31,7 +31,9 @@ class HeadCommand:
         )
         add = actions.add_parser("add", help="put a head into a pack", allow_abbrev=False)
         add.add_argument("pack", metavar="PACK", help="folder of the pack")
-        add.add_argument("source", metavar="SOURCE", type=Path, help="folder of the head, or its GGUF file")
+        add.add_argument(
+            "source", metavar="SOURCE", type=Path, help="folder of the head, its GGUF file, or its name after `pull`"
+        )
         add.add_argument(
             "--bits", type=int, choices=(4, 8, 16, 32), help="of its weights (default: those of the target, 4 or 8)"
         )
@@ -64,7 +66,7 @@ def put_head(root: Path, source: Path, *, bits: int | None = None) -> dict[str, 
     """Add a head, print what it is, and return it as JSON values. One that may be another target's is tried."""
     from ..heads.pack_head import add_head
 
-    added = add_head(root, source, bits=bits)
+    added = add_head(root, find_head(source), bits=bits)
     for line in (f"{added.entry.source}: {_line(Manifest.load(root))}", *added.notes):
         print(shown(line))
     return asdict(added.entry) | ({"accepted": _accepted(root)} if added.doubtful else {})

@@ -54,7 +54,9 @@ def read_head(source: Path) -> Head:
     if source.is_file() and source.suffix == ".gguf":
         return read_gguf_head(source)
     if not source.is_dir():
-        raise ExportError(f"{source} is no folder and no GGUF file: give one that holds a drafting head")
+        raise ExportError(
+            f"{source} is no folder and no GGUF file: give one of a drafting head, or `edgedecode pull` it"
+        )
     config, tensors = HeadConfig(source), _tensors(source)
     _check_kind(config, tensors, source=source)
     placed: dict[str, HeadTensor] = {}

@@ -1,0 +1,78 @@
+"""A drafting head of the hub is pulled into the library, listed, added to a pack by its name, and removed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the export extras are not installed")
+
+from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack.manifest import Manifest
+from tests.export.heads.written import TinyHead, write_flat
+
+from .conftest import HubServer, Say
+
+pytestmark = pytest.mark.export
+NAME = "owner/EAGLE3-tiny"
+TARGET = Manifest.load(BUNDLED_PACK).models["target"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    """Return the files of a head's repository."""
+    folder = write_flat(tmp_path / "head", TinyHead.of(TARGET, rows=256))
+    (folder / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    (folder / "train.py").write_text("raise SystemExit")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_head_is_pulled_added_by_name_and_removed(
+    server: HubServer, say: Say, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    server.files[NAME] = files
+    done = say("pull", NAME)
+    assert done.returncode == 0, done.stderr
+    assert f"a drafting head: `edgedecode head add PACK {NAME}`" in done.stderr
+    library = tmp_path / "cache" / "models" / "owner--EAGLE3-tiny"
+    assert {path.name for path in library.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    listed = json.loads(say("list", "--json").stdout)["models"]
+    assert [(model["name"], "drafting head" in model["refused"]) for model in listed] == [(NAME, True)]
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    done = say("head", "add", str(pack), NAME)
+    assert done.returncode == 0, done.stderr
+    entry = Manifest.load(pack).head
+    assert entry is not None
+    assert (entry.rows, entry.license) == (256, "cc-by-nc-4.0")
+    assert say("rm", NAME).returncode == 0
+    assert not library.exists()
+    assert say("head", "add", str(pack), NAME).returncode == 1
+
+
+def test_a_head_that_is_named_as_a_model_is_refused_in_one_line(
+    server: HubServer, say: Say, files: dict[str, bytes]
+) -> None:
+    server.files[NAME] = files
+    for pulled in (False, True):
+        assert not pulled or say("pull", NAME).returncode == 0
+        done = say("generate", "-m", NAME, "hello")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert f"a drafting head, which no command runs alone: `edgedecode head add PACK {NAME}`" in done.stderr
+
+
+def test_a_checkpoint_is_no_head_and_half_a_head_is_none(server: HubServer, say: Say, files: dict[str, bytes]) -> None:
+    plain = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+    for config in (json.dumps(plain).encode(), b"[", b""):
+        server.files[NAME] = files | {"config.json": config}
+        done = say("pull", NAME)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert "has no GGUF file" in done.stderr
+    server.files[NAME] = files
+    server.digests["config.json"] = "0" * 64
+    done = say("pull", NAME)
+    assert done.returncode == 1
+    assert "its digest differs" in done.stderr.splitlines()[-1]
+    assert json.loads(say("list", "--json").stdout)["models"] == []
