@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.export.heads.written import TinyHead, write_flat
+from tests.imports.files import HIDDEN
 
-from .conftest import HubServer, Say
+from .conftest import HubServer, Say, written
 
 pytestmark = pytest.mark.export
+own_kernels = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
 NAME = "owner/EAGLE3-tiny"
 TARGET = Manifest.load(BUNDLED_PACK).models["target"]
 
@@ -76,3 +80,19 @@ def test_a_checkpoint_is_no_head_and_half_a_head_is_none(server: HubServer, say:
     assert done.returncode == 1
     assert "its digest differs" in done.stderr.splitlines()[-1]
     assert json.loads(say("list", "--json").stdout)["models"] == []
+
+
+@own_kernels
+def test_a_file_that_lies_anywhere_takes_a_head(say: Say, made: Callable[..., bytes], home: Path) -> None:
+    model = written(home / "a folder" / "tiny-Q8_0.gguf", made(layers=8))
+    source = write_flat(home / "head", TinyHead(HIDDEN, HIDDEN, vocabulary=323, rows=64))
+    done = say("head", "add", str(model), str(source))
+    assert done.returncode == 0, done.stderr
+    assert "64 ids, reads the inputs of layers 2, 4, 5" in say("head", "list", str(model)).stdout
+    words = ("generate", "-m", str(model), "--temp", "0", "-n", "12", "--ignore-eos", "the fox", "--drafter")
+    texts = [say(*words, *drafter) for drafter in (("none",), ("head", "--draft-max", "2"))]
+    assert [done.returncode for done in texts] == [0, 0], texts[-1].stderr
+    assert texts[0].stdout == texts[1].stdout
+    assert say("head", "remove", str(model)).returncode == 0
+    assert "has no drafting head" in say("head", "list", str(model)).stdout
+    assert [path.name for path in model.parent.iterdir()] == [model.name]
