@@ -8,6 +8,7 @@ from edgedecode import FinishReason, Stats
 from edgedecode.decoding.stats import DrafterCount
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.text.printable import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,7 @@ def stats_lines(stats: Stats, *, finish_reason: FinishReason) -> str:
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     """Return the line that chat shows below an answer."""
-    parts = [f"{stats.tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
+    parts = [counted(stats.tokens, "token"), f"{stats.tokens_per_second:.0f} tok/s"]
     if stats.mode == "switch":
         parts.append(_switching(stats))
     elif stats.mode == "plain":
@@ -63,7 +64,7 @@ def drafts_line(stats: Stats) -> str:
     if plain := sum(stats.plain_rounds.values()):
         reasons = ", ".join(f"{why} {rounds}" for why, rounds in stats.plain_rounds.items())
         rounds = max(plain, stats.rounds - 1)  # the prompt's own pass has no draft, unless the draft model began
-        parts.append(f"no draft in {plain} of {rounds} rounds ({reasons})")
+        parts.append(f"no draft in {plain} of {counted(rounds, 'round')} ({reasons})")
     if stats.speed_up is not None:
         parts.append(f"{stats.speed_up:.2f} times the speed of this answer's rounds without drafts")
     return "drafts: " + ("; ".join(parts) or "none yet")
@@ -101,9 +102,13 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
     yield "finished", _why(stats, finish_reason)
     if stats.seed is not None:
         yield "seed", f"{stats.seed}  (repeat with --seed)"
-    yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
+    yield "prompt", f"{counted(stats.prompt_tokens, 'token')}, {stats.cached_tokens} of them cached"
     if stats.dropped_turns:
-        again = f", {stats.reread_tokens} tokens prefilled again during the answer" if stats.reread_tokens else ""
+        again = (
+            f", {counted(stats.reread_tokens, 'token')} prefilled again during the answer"
+            if stats.reread_tokens
+            else ""
+        )
         yield "oldest turns dropped", f"{stats.dropped_turns}{again}"
     if stats.mode == "switch":
         yield "tokens", f"{stats.tokens}: {_switching(stats)}"

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path
+from shlex import join
 
 from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
 from edgedecode.commands import Command, add_json, print_json
@@ -10,6 +11,7 @@ from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.manifest import Manifest
+from edgedecode.text.printable import counted
 
 
 class AdapterCommand:
@@ -48,8 +50,10 @@ class AdapterCommand:
             name, source = arguments.source
             entry = add_adapter(root, name, source)
             activated = ", active from its invocation tokens on" if entry.invocation else ""
-            print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
-            print(f"edgedecode generate -m {arguments.pack} --adapter {name.removeprefix(DRAFT_ADAPTER)} PROMPT")
+            kinds = counted(len(entry.modules), "kind")
+            print(f"{name}: rank {entry.rank}, {kinds} of projections{activated}; use it with")
+            words = ("-m", arguments.pack, "--adapter", name.removeprefix(DRAFT_ADAPTER))
+            print(f"edgedecode generate {join(words)} PROMPT")
         elif arguments.action == "remove":
             remove_adapter(root, arguments.adapter_name)
             print(f"removed {arguments.adapter_name} from {root}")

@@ -11,6 +11,7 @@ from edgedecode.cache import AREAS, sizes, user_cache
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.text.printable import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def _show(areas: Sequence[Area], *, as_json: bool) -> int:
     print(f"{user_cache()}: {format_nbytes(sum(area.nbytes for area in areas))}")
     for area in areas:
         content = AREAS.get(area.path.name, "")
-        print(f"  {area.path.name:<10}  {format_nbytes(area.nbytes):>10}  {area.files:>6} files  {content}".rstrip())
+        files = f"{counted(area.files, 'file'):<12}"
+        print(f"  {area.path.name:<10}  {format_nbytes(area.nbytes):>10}  {files}  {content}".rstrip())
     if as_json:
         kept = {area.path.name: {"files": area.files, "nbytes": area.nbytes} for area in areas}
         print_json({"cache": str(user_cache()), "areas": kept})
@@ -84,7 +86,7 @@ def _clear(areas: Sequence[Area]) -> list[Area]:
             continue
         else:
             shutil.rmtree(area.path)
-        print(f"deleted {area.path}: {area.files} files, {format_nbytes(area.nbytes)}")
+        print(f"deleted {area.path}: {counted(area.files, 'file')}, {format_nbytes(area.nbytes)}")
         deleted.append(area)
     if not areas:
         print(f"nothing to delete in {user_cache()}")

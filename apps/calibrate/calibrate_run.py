@@ -11,6 +11,7 @@ from rich.table import Table
 
 from edgedecode import InputError, Pair, SamplingOptions, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.commands import print_json
+from edgedecode.drafters.source import ADD_DRAFT
 from edgedecode.errors import CapabilityError
 from edgedecode.library.find import find_pack
 from edgedecode.options import DEFAULT_QUALITY
@@ -18,6 +19,7 @@ from edgedecode.pack.entries import SwitchCurve, SwitchPoint
 from edgedecode.pack.integrity import models_digest
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.text.messages import Message
+from edgedecode.text.printable import counted
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_result
@@ -52,7 +54,7 @@ def run_calibration(arguments: Namespace) -> int:
     root = find_pack(arguments.model, arguments.draft)
     with open_pair(arguments) as pair:
         if "draft" not in pair.manifest.models:
-            raise CapabilityError("this pack has no draft model to switch to: export it with --draft")
+            raise CapabilityError(f"there is no draft model to switch to: {ADD_DRAFT}")
         found = calibrated(pair, tasks, arguments)
         name = pair.manifest.name
     signal = found.curve.signal
@@ -73,7 +75,7 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     Raises InputError for too few or too long questions, or if the target answers none of them correctly.
     """
     if len(tasks) < 2 * LEAST:
-        raise InputError(f"{len(tasks)} prompts are too few to calibrate with: give {2 * LEAST} or more")
+        raise InputError(f"{counted(len(tasks), 'prompt')} cannot calibrate: give at least {2 * LEAST}")
     _check_lengths(pair, tasks)
     choosing, held_out = halves(tasks)
     limit = arguments.max_tokens

@@ -11,7 +11,7 @@ from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.commands import scaled_name
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.text.printable import shown
+from edgedecode.text.printable import counted, shown
 from edgedecode.text.template_switches import EFFORTS, idle_switch
 from edgedecode.text.transcript import turn_starts
 
@@ -187,13 +187,13 @@ def _color(conversation: Conversation, rest: str) -> None:
 def _save(conversation: Conversation, rest: str) -> None:
     messages = conversation.session.messages
     save_messages(_path(rest), messages)
-    conversation.say(f"{len(messages)} messages saved to {rest}")
+    conversation.say(f"{counted(len(messages), 'message')} saved to {rest}")
 
 
 def _load(conversation: Conversation, rest: str) -> None:
     messages = load_messages(_path(rest), context=conversation.session.context)
     conversation.start_over(messages)
-    conversation.say(f"{len(messages)} messages loaded from {rest}")
+    conversation.say(f"{counted(len(messages), 'message')} loaded from {rest}")
 
 
 def _quit(conversation: Conversation, rest: str) -> None:

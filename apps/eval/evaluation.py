@@ -18,6 +18,7 @@ from edgedecode.library.find import find_pack
 from edgedecode.open_pack import SMALLER_KV
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.weights_text import quantization
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -33,7 +34,6 @@ from .tables import (
     equality_verdict,
     kv_json,
     kv_numbers,
-    quantization,
     show_equality,
     show_kv_types,
 )

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from edgedecode.engines.text_scores import LIKELY
 from edgedecode.pack.engine_equality import EXPECTED_BEYOND, Equality, Rate
 from edgedecode.pack.manifest import ModelEntry
+from edgedecode.pack.weights_text import quantization
 from edgedecode.text.printable import shown
 
 from ..machine import engine_versions
@@ -79,12 +80,6 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
     if len(beyond) > NAMED:
         print(f"and {len(beyond) - NAMED} more")
     print()
-
-
-def quantization(entry: ModelEntry) -> str:
-    """Return the storage types of the weights and of the head."""
-    body = f"int{entry.bits} blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
-    return f"{body}, head {'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
 
 
 def _logits(value: float | None) -> str:

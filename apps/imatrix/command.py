@@ -16,7 +16,7 @@ from edgedecode.library.find import find_pack
 from edgedecode.open_pack import LoadOptions
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
-from edgedecode.text.printable import file_text
+from edgedecode.text.printable import counted, file_text
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..terminal import show_notices, tracked
@@ -87,7 +87,8 @@ class ImatrixCommand:
             raise InputError(f"the activations of {arguments.model} are not finite on {arguments.file}")
         write_sums(arguments.out, sums, texts=[*texts, arguments.file.name], chunk=size)
         tokens = round(max(count for _, count in sums.values()))
-        print(f"{arguments.out}: {len(sums)} matrices, {len(chunks)} chunks of {size} tokens, {tokens} tokens in total")
+        matrices, parts = counted(len(sums), "matrix", "matrices"), counted(len(chunks), "chunk")
+        print(f"{arguments.out}: {matrices}, {parts} of {size} tokens, {tokens} tokens in total")
         if arguments.json:
             print_json({"matrices": len(sums), "tokens": tokens, "chunks": len(chunks), "chunk_size": size})
         return 0

@@ -47,7 +47,8 @@ def _rows(folder: Path | None) -> list[_Row]:
         if folder.exists():
             raise InputError(f"{str(folder)!r} is a file: `edgedecode show` shows it")
         raise InputError(f"there is no folder {str(folder)!r}")
-    found = {model: facts_of(model) for model in (stored_models() if folder is None else folder_models(folder))}
+    models = stored_models() if folder is None else [each.named(str(each.path)) for each in folder_models(folder)]
+    found = {model: facts_of(model) for model in models}  # paths, as commands know no names of this folder
     able = [(model.name, facts) for model, facts in found.items() if model.path.is_file() and not facts.refused]
     return [
         {

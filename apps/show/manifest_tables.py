@@ -8,7 +8,8 @@ from rich.text import Text
 
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest, ModelEntry
-from edgedecode.text.printable import shown
+from edgedecode.pack.weights_text import quantization
+from edgedecode.text.printable import counted, shown
 from edgedecode.typed_json import JsonValue
 
 _DIGEST = 12
@@ -24,7 +25,7 @@ def summary_table(manifest: Manifest, root: Path) -> Table:
     """Return what a user asks about a pack first, in at most eight lines."""
     models = manifest.models.items()
     licences = dict.fromkeys(entry.license or "not named" for _, entry in models)
-    files = f"{format_nbytes(manifest.nbytes)} in {len(manifest.files)} files"
+    files = f"{format_nbytes(manifest.nbytes)} in {counted(len(manifest.files), 'file')}"
     notes = sum(len(entry.notes) for _, entry in models)
     return _table(
         {
@@ -35,7 +36,7 @@ def summary_table(manifest: Manifest, root: Path) -> Table:
             "licence": ", ".join(licences),
             "chat template": "yes" if manifest.chat_template is not None else "none, a generic one is used",
             **({"adapters": ", ".join(manifest.adapters)} if manifest.adapters else {}),
-            "more": f"`edgedecode show --full`{f', with {notes} notes of the export' if notes else ''}",
+            "more": f"--full shows all{', with ' + counted(notes, 'note') if notes else ''}",
         }
     )
 
@@ -80,7 +81,7 @@ def _text(value: JsonValue, *, digest: bool = False) -> str:
 
 def _model_line(manifest: Manifest, role: str) -> str:
     entry = manifest.models[role]
-    weights = f"{format_nbytes(manifest.weights_nbytes(role))} ({_quantization(entry)})"
+    weights = f"{format_nbytes(manifest.weights_nbytes(role))} ({quantization(entry)})"
     return f"{entry.parameters / 1e6:.1f}M parameters, {weights}, context of {entry.context} tokens"
 
 
@@ -89,12 +90,6 @@ def _head_line(manifest: Manifest) -> str:
     assert head is not None
     size = format_nbytes(manifest.files[head.gguf].nbytes)
     return f"{head.parameters / 1e6:.1f}M parameters, {size} ({head.source}); licence: {head.license}"
-
-
-def _quantization(entry: ModelEntry) -> str:
-    body = f"int{entry.bits}, blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
-    head = f"{'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
-    return f"{body}; head and embedding {head}" + (f"; recipe {entry.quantization}" if entry.quantization else "")
 
 
 def _loss(entry: ModelEntry) -> dict[str, str]:

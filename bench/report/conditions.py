@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from edgedecode import Pair
 from edgedecode.apps.machine import Machine, versions
-from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.pack.weights_text import quantization
 
 from ..settings import Settings
 
@@ -43,7 +44,10 @@ class Conditions:
             threads=_threads(pair, asked=arguments.threads),
             pack=f"{pair.manifest.name}, digest {digest}, "
             f"{pair.runtime} on {arguments.provider}{draft_place}{_kv_type(pair)}",
-            quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
+            quantization="; ".join(
+                f"{role} {entry.parameters / 1e6:.1f}M, {quantization(entry)}"
+                for role, entry in pair.manifest.models.items()
+            ),
             prompts="questions for facts of a text, bundled" if arguments.structured else prompts,
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
             scheduler=f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt "
@@ -73,13 +77,6 @@ def _threads(pair: Pair, *, asked: int | None) -> str:
     reported = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
     kernels = f", {pair.target.card.kernels} kernels" if pair.target.card.kernels else ""
     return (reported or ("the runtime's choice" if asked is None else str(asked))) + kernels
-
-
-def _bits(entry: ModelEntry) -> str:
-    parameters = f"{entry.parameters / 1e6:.1f}M"
-    if entry.bits >= 16:
-        return f"{parameters}, float{entry.bits}"
-    return f"{parameters}, {entry.bits}-bit blocks of {entry.block_size}, head {entry.head_bits}-bit"
 
 
 def _sampling(settings: Settings) -> str:

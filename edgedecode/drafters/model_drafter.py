@@ -21,7 +21,7 @@ from edgedecode.sampling.sampler import Sampler
 
 from .confidence import Confidence, Features, features
 from .model_state import ModelState
-from .source import DrafterSource, DraftSetting, Scheduled
+from .source import ADD_DRAFT, DrafterSource, DraftSetting, Scheduled
 
 PROBABILITY_NBYTES = 8 + 8
 """An id and its probability."""
@@ -61,7 +61,7 @@ class HeadSource(DrafterSource):
 def usable_model(setting: DraftSetting) -> LanguageModel:
     """Return the setting's draft model. Raises CapabilityError if there is none, or it cannot roll back."""
     if setting.draft_model is None:
-        raise CapabilityError("this pack has no draft model: use --drafter suffix, or export the pack with --draft")
+        raise CapabilityError(f"there is no draft model: use --drafter suffix, {ADD_DRAFT}")
     if not setting.draft_model.card.rollback:
         raise CapabilityError(
             "this pack's draft model has recurrent layers, which cannot roll back a draft: use --drafter suffix"

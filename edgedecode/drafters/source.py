@@ -14,7 +14,10 @@ from edgedecode.sampling.weights import SamplingOptions
 
 from .model_state import ModelStates
 
-__all__ = ["DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
+__all__ = ["ADD_DRAFT", "DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
+
+ADD_DRAFT = "for a GGUF file name one with --draft, or export the pack with --draft"
+"""What to do where a draft model is needed and there is none."""
 
 
 @dataclass(frozen=True, slots=True)

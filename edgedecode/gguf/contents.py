@@ -66,6 +66,22 @@ ALIGNMENT = 32
 """The default alignment of tensors in bytes, and the smallest that llama.cpp accepts."""
 
 
+_START = 64
+"""The bytes by which another kind of file is known."""
+_POINTER = b"version https://git-lfs"
+_KINDS: Mapping[bytes, str] = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"ggml": "of GGML, an older format",
+    b"lmgg": "of GGML, an older format",
+    b"tjgg": "of GGML, an older format",
+    b"fmgg": "of GGML, an older format",
+    b"{": "JSON",
+}
+"""How other files begin that are taken for models."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An entry of the file's tensor list. shape: fastest dimension first. offset: from `Contents.start`."""
@@ -125,7 +141,9 @@ def read_contents(path: Path, *, arrays: bool = False) -> Contents:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _read(content, path, arrays=arrays)
     except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror or error}): export or import it again") from None
+        raise ManifestError(
+            f"{path} cannot be read ({error.strerror or error}): put it back, or check its permissions"
+        ) from None
     except Truncated as error:
         raise ManifestError(f"{path} is truncated or damaged ({error}): copy, download or export it again") from None
 
@@ -157,8 +175,9 @@ def _by_name(pairs: Sequence[tuple[str, Item]], kind: str) -> dict[str, Item]:
 
 
 def _check_start(reader: FieldReader, path: Path) -> None:
-    if reader.take(4) != MAGIC:
-        raise ManifestError(f"{path} is not a GGUF file: give one, or export the pack again with --formats onnx,gguf")
+    if not (start := reader.start(_START)).startswith(MAGIC):
+        raise ManifestError(f"{path} {_other_kind(start)}")
+    reader.take(len(MAGIC))
     version = reader.integer("I")
     if version and not version & 0xFFFF:
         raise ManifestError(f"{path} is big-endian, this machine is not: convert it, or export it here")
@@ -168,6 +187,18 @@ def _check_start(reader: FieldReader, path: Path) -> None:
         )
     if version not in VERSIONS:
         raise ManifestError(f"{path} has GGUF version {version}, which is too old: convert or export it again")
+
+
+def _other_kind(start: bytes) -> str:
+    """Say what a file is that begins with these bytes, and what to do."""
+    if start.startswith(_POINTER):
+        return "is Git LFS's pointer to a model, not the model: run `git lfs pull` there, or download the file itself"
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return "is a web page, not a model: download the file itself, which may need a login"
+    kind = next((name for mark, name in _KINDS.items() if start.startswith(mark)), "")
+    if not kind and not any(start):
+        return "begins with zeros: its download did not finish, download it again"
+    return f"is not a GGUF file{kind and f' but {kind}'}: give one, or download or copy it again"
 
 
 def _check_split(contents: Contents, path: Path) -> None:

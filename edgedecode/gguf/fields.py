@@ -54,6 +54,10 @@ class FieldReader:
         self.twice: bytes | None = None
         """A token's text that occurs twice in the vocabulary."""
 
+    def start(self, most: int) -> bytes:
+        """Return up to `most` bytes of the beginning."""
+        return self._content[:most]
+
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
         start = self._advance(count)

@@ -72,8 +72,10 @@ def _of_pack(root: Path) -> Facts:
 def _of_file(path: Path) -> Facts:
     contents = read_contents(path, arrays=True)
     header, kind = header_of(contents, path), contents.fields.get("general.type", "model")
-    if kind != "model" or not header.context:
-        raise ManifestError(f"{path} is not a language model but of the type {kind!r}")
+    if kind != "model":
+        raise ManifestError(f"{path} is not a language model but of the type {kind!r}: give the model's file")
+    if not header.context:
+        raise ManifestError(f"{path} does not declare its context length: download or convert it again")
     counted: Counter[str] = Counter()
     for tensor in contents.tensors.values():
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):

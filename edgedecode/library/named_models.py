@@ -103,7 +103,9 @@ def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
     plain = word.casefold()
     alike = [model for model in models if plain in map(str.casefold, model.names)]
     exact = [model for model in alike if model.name.casefold() == plain] or alike
-    return list({(model.path.name, model.nbytes): model for model in reversed(exact)}.values())[::-1]
+    if len(exact) < 2:
+        return exact
+    return list({model.content: model for model in reversed(exact)}.values())[::-1]
 
 
 def completed(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:

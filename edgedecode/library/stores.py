@@ -5,6 +5,7 @@ Nothing is written, and no model is opened. Folders that cannot be read count as
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import distributions
@@ -24,7 +25,7 @@ _SEPARATOR = "--"
 def stored_models() -> list[StoredModel]:
     """Return every model found, in the order of `Store`."""
     places = _places(os.environ)
-    return [
+    found = [
         *_library_models(),
         *_package_models(),
         *(model for root in places[Store.HUB] for model in _hub_models(root)),
@@ -33,6 +34,19 @@ def stored_models() -> list[StoredModel]:
         *(model for root in places[Store.LLAMA_CPP] for model in folder_models(root, Store.LLAMA_CPP)),
         *(model for root in places[Store.FOLDER] for model in folder_models(root)),
     ]
+    return _distinct(found)
+
+
+def _distinct(models: Sequence[StoredModel]) -> list[StoredModel]:
+    """Return the models with names of their own: where several have one, paths name them, and it stays an alias.
+
+    The first of copies of one file keeps it.
+    """
+    alike: dict[str, list[StoredModel]] = {}
+    for model in models:
+        alike.setdefault(model.name.casefold(), []).append(model)
+    kept = {id(same[0]) for same in alike.values() if len(same) == 1 or len({each.content for each in same}) == 1}
+    return [model if id(model) in kept else model.named(str(model.path)) for model in models]
 
 
 def _places(given: Mapping[str, str]) -> dict[Store, list[Path]]:
@@ -59,9 +73,23 @@ def repository_folder(repository: str) -> str:
 
 
 def folder_models(root: Path, store: Store = Store.FOLDER) -> list[StoredModel]:
-    """Return the GGUF models under a folder, and the packs directly in it."""
-    files = [StoredModel(path.stem, path, store, (path.name,)) for path in _files(root) if is_model_name(path.name)]
-    return [*files, *(_pack(path.parent.name, path.parent, store) for path in sorted(root.glob(f"*/{MANIFEST_NAME}")))]
+    """Return the GGUF models under a folder, and the packs directly in it.
+
+    Where several have one name, they are called by their paths in the folder.
+    """
+    files = [path for path in _files(root) if is_model_name(path.name)]
+    times = Counter(path.stem.casefold() for path in files)
+    found = [StoredModel(path.stem, path, store, (path.name,)) for path in files]
+    packs = [_pack(path.parent.name, path.parent, store) for path in sorted(root.glob(f"*/{MANIFEST_NAME}"))]
+    return [
+        *(
+            each.named(each.path.relative_to(root).with_suffix("").as_posix())
+            if times[each.name.casefold()] > 1
+            else each
+            for each in found
+        ),
+        *packs,
+    ]
 
 
 def _pack(name: str, folder: Path, store: Store) -> StoredModel:

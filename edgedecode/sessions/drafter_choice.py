@@ -8,7 +8,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_state import MOST_NODES
-from edgedecode.drafters.source import DrafterSource, Scheduled
+from edgedecode.drafters.source import ADD_DRAFT, DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
 
@@ -57,7 +57,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     Raises CapabilityError if the target would have to roll back rejected drafts and cannot, or for switching between
     models with options that exclude it.
     """
-    _check_switching(options, has_draft="model" in facts.drafts)
+    check_switching(options, has_draft="model" in facts.drafts)
     names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
@@ -129,14 +129,12 @@ def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
     return max(choice.draft_max, forced) + 1
 
 
-def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
+def check_switching(options: SessionOptions, *, has_draft: bool) -> None:
     """Raise CapabilityError for options that exclude switching, or a pack without a draft model."""
     if options.details.switch is None:
         return
     if not has_draft:
-        raise CapabilityError(
-            "switching needs a draft model and this pack has none: export it with --draft, or leave out --mode switch"
-        )
+        raise CapabilityError(f"switching needs a draft model and there is none: leave out --mode switch; {ADD_DRAFT}")
     if options.details.reproducible:
         raise CapabilityError(
             "reproducible text is the target's own and switching lets the draft model write: leave out --reproducible "

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from edgedecode.options import DEFAULT_QUALITY, SessionOptions, SwitchOptions
+from edgedecode.pack.entries import DRAFT
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.user_notices import notice
+
+from .drafter_choice import check_switching
 
 CAREFUL = SwitchRule(up=0.05)
 """The rule of a pack without a curve: entropy in nats, low enough that nearly every other token is the target's."""
@@ -17,10 +20,11 @@ ALWAYS_TARGET = 0.0
 def with_switch_rule(options: SessionOptions, manifest: Manifest) -> SessionOptions:
     """Return the options with the rule that switching follows; without switching if the target writes every token.
 
-    The target alone, with verified drafts, is then faster.
+    The target alone, with verified drafts, is then faster. Raises as `check_switching`, before a notice.
     """
     if options.details.switch is None:
         return options
+    check_switching(options, has_draft=DRAFT in manifest.models)
     rule = switch_rule(options.details.switch, manifest)
     switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule)
     return replace(options, details=replace(options.details, switch=switch))

@@ -20,6 +20,11 @@ def shown(text: str) -> str:
     return _NO_LINE.sub(_escape, text)
 
 
+def counted(number: int, noun: str, many: str = "") -> str:
+    """Return a number and its noun: `1 file`, `2 files`. many: the plural, if it is not made with an s."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
+
+
 def shown_lines(text: str) -> str:
     """Return a text of several lines, each escaped as in `shown`."""
     return "\n".join(map(shown, text.split("\n")))

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from edgedecode.errors import ExportError
 from edgedecode.pack.chips import CHIPS
@@ -48,7 +49,8 @@ def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
             have = f"is compiled for {', '.join(map(str, sorted(found)))}" if found else "is not compiled"
             numbers = ",".join(map(str, sorted(wanted or {57, 69, 87})))
             raise ExportError(
-                f"the {role} of {pack} {have}: run `edgedecode compile {pack} --device qnn --soc {numbers}` first"
+                f"the {role} of {pack} {have}: run "
+                f"`edgedecode compile {quote(str(pack))} --device qnn --soc {numbers}` first"
             )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 from edgedecode.engines.child import signal_name
@@ -86,7 +87,8 @@ def check_bundle(root: Path) -> Bundle:
     for finding in lint_bundle(root):
         if finding.level == "error":
             raise ManifestError(
-                f"{root / finding.file} {finding.message}: {finding.remedy} (`edgedecode lint {root}` lists all errors)"
+                f"{root / finding.file} {finding.message}: {finding.remedy} "
+                f"(`edgedecode lint {quote(str(root))}` lists all errors)"
             )
     return Bundle.load(root)
 

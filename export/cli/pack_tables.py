@@ -11,6 +11,7 @@ from rich.table import Table
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.text.printable import counted
 
 from ..stages import StageRecord, Stages
 from .display import Report, live_stages, stage_table, timings
@@ -55,7 +56,7 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
             console.print(f"{role}: {note}")
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
-    console.print(f"{out}: {size}, {len(manifest.files)} files")
+    console.print(f"{out}: {size}, {counted(len(manifest.files), 'file')}")
     for name, outside in manifest.outside.items():
         console.print(f"{name} stays at {outside.path}")
 

@@ -52,6 +52,8 @@ _SYNONYMS = {
     "gpt-2": ("phi-2", "mpt", "olmo", "gigachat", "mellum", "a.x-4.0"),
 }
 """Other names of the same pre-tokenizers in llama.cpp."""
+READ: tuple[str, ...] = (*KNOWN, *(name for names in _SYNONYMS.values() for name in names))
+"""Every name of llama.cpp's that is understood in a file."""
 _NORMAL_FORMS = {"qwen2": "NFC"}
 """Unicode normalization of tokenizers with exactly this name; GGUF files do not store it."""
 

@@ -62,7 +62,7 @@ def open_gguf_source(path: Path) -> GgufSource:
     with refused():
         header = header_of(contents, path)
     if not header.context:
-        raise ExportError(f"{path} does not declare its context length: convert it again")
+        raise ExportError(f"{path} does not declare its context length: download or convert it again")
     vocabulary = read_vocabulary(metadata, name=name)
     if len(vocabulary.tokens) > header.rows:
         raise ExportError(f"{path} lists {len(vocabulary.tokens)} tokens for {header.rows} rows: convert it again")

@@ -15,7 +15,7 @@ from edgedecode.errors import ExportError, ManifestError
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import reason_of
-from ..gguf.pretokenizers import KNOWN, splits_of
+from ..gguf.pretokenizers import READ, splits_of
 from ..gguf.specials import Specials
 from ..gguf.vocabulary import Kind, Vocabulary
 from ..pack_texts import TOKENIZER
@@ -124,7 +124,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     if splits is None:
         raise ExportError(
             f"{name} has the pre-tokenizer {vocabulary.pre or 'none'!r} (tokenizer.ggml.pre), supported are "
-            f"{', '.join(KNOWN)}: {_REMEDY}"
+            f"{', '.join(READ)}: {_REMEDY}"
         )
     return {
         "normalizer": {"type": splits.normal_form} if splits.normal_form else None,

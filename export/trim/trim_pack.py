@@ -33,6 +33,9 @@ from .timing import REPETITIONS, time_drafts, time_target
 
 ENGINE = "onnx"
 """The engine that runs graphs."""
+_GRAPHS_ONLY = (
+    "only graphs can be trimmed, not GGUF files: make a pack with `edgedecode export --target MODEL --draft MODEL`"
+)
 _GRAPH_NBYTES = 1 << 20
 """Estimated size of a graph without the rows it keeps."""
 
@@ -72,9 +75,7 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
     root, manifest = _opened(request.pack)
     entry = manifest.models[DRAFT]
     if not entry.graphs:
-        raise ExportError(
-            "the pack's draft has no ONNX graph, and only graphs can be trimmed: make the pack with `export`"
-        )
+        raise ExportError(f"the pack's draft has no ONNX graph: {_GRAPHS_ONLY}")
     require_frameworks("trim", extra="import")
     prompts = chosen_prompts(request.calibrate, most=request.prompts)
     with load(root, runtime=ENGINE, threads=request.threads) as pair:
@@ -143,7 +144,8 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     root = find_pack(pack)
     manifest = Manifest.load(root)
     if DRAFT not in manifest.models:
-        raise ExportError(f"the pack {root} has no draft model to trim: export it with --draft")
+        made = "export it with --draft" if manifest.models["target"].graphs else _GRAPHS_ONLY
+        raise ExportError(f"{pack} has no draft model to trim: {made}")
     check_own(root, "trim")
     return root, manifest
 

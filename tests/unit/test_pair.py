@@ -42,7 +42,7 @@ def test_session_without_a_draft_model_uses_free_drafters() -> None:
     assert pair.session().drafter_name == "recycle+suffix"
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
-    with pytest.raises(CapabilityError, match="export it with --draft"):
+    with pytest.raises(CapabilityError, match="for a GGUF file name one with --draft"):
         pair.session(session_options(switch=SwitchOptions()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
@@ -91,7 +92,7 @@ def _show(out: Path, bundle: Bundle) -> None:
     )
     for cut in plan.cuts:
         print(f"Note: {cut}")
-    print(f"Next: `edgedecode lint {out}`, `edgedecode selftest {out}`, then install.sh in it")
+    print(f"Next: `edgedecode lint {quote(str(out))}`, `edgedecode selftest {quote(str(out))}`, then install.sh in it")
 
 
 def _drafting(bundle: Bundle) -> str:

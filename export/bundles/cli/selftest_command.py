@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
+from edgedecode.text.printable import counted
 
 if TYPE_CHECKING:
     from ..selftest import LaneResult
@@ -56,7 +57,7 @@ def _show(result: LaneResult) -> None:
         gap = max(each.largest_gap for each in result.answers)
         words += [
             result.engine,
-            f"{equal} of {len(result.answers)} answers as expected ({tokens} tokens)",
+            f"{equal} of {counted(len(result.answers), 'answer')} as expected ({tokens} tokens)",
             f"largest gap {gap:.3f}, allowed {result.tolerance:.3f}",
             f"{accepted} of {drafted} drafts accepted",
             f"{result.seconds:g} s",

@@ -135,7 +135,7 @@ def read_metadata(path: Path) -> Metadata:
     try:
         state = path.stat()
     except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): put it back, or name another file") from None
     key = path, state.st_mtime_ns, state.st_size
     if key not in _READ:
         _READ.clear()

@@ -85,7 +85,7 @@ def gguf_graph(
     try:
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): put it back, or name another file") from None
     scales = None
     if graph.kv_type == "int8":  # its modules take 3 MB, which the plan of a float cache does not hold
         from .kv_scales import scales_of

@@ -13,6 +13,7 @@ from edgedecode.engines.interface import SQUARES
 from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.text.printable import counted
 from edgedecode.user_notices import notice
 
 from ..graph_choice import GGUF
@@ -120,7 +121,7 @@ def serve(
         return None
     rewritten = read.rewritten
     for reason, count in rewritten.unserved.items():
-        notice(f"{count} products of {path.parent.name}/{path.name} run with the engine's kernels: {reason}")
+        notice(f"the engine's kernels run {counted(count, 'product')} of {path.parent.name}/{path.name}: {reason}")
     inner = (stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
     rank = max((graph.lora_rank for graph in entry.graphs.values()), default=0)
     narrow = 4 * rows * rank * rewritten.narrow_ranks

@@ -201,7 +201,10 @@ def test_trim_refuses_an_unsupported_draft_before_answering(
     value["models"]["draft"] |= {"graphs": {}, "gguf": "draft/weights.bin"}
     (toy / MANIFEST_NAME).write_text(json.dumps(value))
     assert run_trim(toy) == 1
-    assert "the pack's draft has no ONNX graph, and only graphs can be trimmed" in capsys.readouterr().err
+    assert (
+        "the pack's draft has no ONNX graph: only graphs can be trimmed, not GGUF files: make a pack"
+        in capsys.readouterr().err
+    )
 
 
 def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, refusal: Refusal) -> None:
