@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from warnings import catch_warnings
 
 import numpy as np
@@ -47,6 +48,7 @@ _IGNORED = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq|(model\.)?(d2t|t2d)")
 _LAYER = re.compile(r"midlayer\.|layers\.0\.")
 _ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
 _BIN = "pytorch_model.bin"
+_DTYPES = tuple(f"torch.{name}" for name in ("float32", "float16", "bfloat16", "int64", "int32", "bool"))
 
 
 def read_head(source: Path) -> Head:
@@ -96,14 +98,18 @@ def _unpickled(path: Path) -> dict[str, HeadTensor]:
     try:
         with catch_warnings(action="ignore"):  # of pickles that torch did not write
             state = torch.load(path, map_location="cpu", weights_only=True)
-        found = {str(name): value.float() for name, value in state.items() if not value.is_complex()}
-        return {
-            name: HeadTensor(tuple(value.shape), partial(np.asarray, value.numpy())) for name, value in found.items()
-        }
+        for value in state.values():
+            if not (value.layout is torch.strided and value.device.type == "cpu" and str(value.dtype) in _DTYPES):
+                raise ValueError(f"it has a tensor of {value.dtype}, {value.layout}")
+        return {str(name): HeadTensor(tuple(value.shape), partial(_floats, value)) for name, value in state.items()}
     except Exception as error:  # torch's errors share no base class
         raise ExportError(
             f"{path} is damaged, or holds more than tensors ({reason_of(error)}): a file of safetensors is needed"
         ) from None
+
+
+def _floats(value: Any) -> FloatArray:  # noqa: ANN401  (torch's tensor)
+    return np.ascontiguousarray(value.float().numpy(), np.float32)
 
 
 def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source: Path) -> None:

@@ -215,6 +215,10 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
     torch.save({1: torch.zeros(2)}, folder / "pytorch_model.bin")
     with pytest.raises(ExportError, match="no drafting head"):
         read_head(folder)
+    for odd in (torch.zeros(2, dtype=torch.complex64), torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta")):
+        torch.save({"fc.weight": odd}, folder / "pytorch_model.bin")
+        with pytest.raises(ExportError, match="is damaged, or holds more than tensors"):
+            read_head(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Path}))
     with pytest.raises(ExportError, match="holds more than tensors") as error:
         read_head(folder)
