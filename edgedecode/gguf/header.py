@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 
 from edgedecode.errors import ManifestError
 
-from .architectures import BY_NAME
+from .architectures import BY_NAME, HEAD
 from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
 
@@ -67,6 +68,10 @@ def header_of(contents: Contents, path: Path) -> Header:
 def _header(contents: Contents, path: Path) -> Header:
     architecture = contents.fields.get("general.architecture")
     embedding = contents.tensors.get(EMBEDDING)
+    if architecture == HEAD.name:
+        raise ManifestError(
+            f"{path} holds a drafting head, which no command runs alone: `edgedecode head add PACK {quote(str(path))}`"
+        )
     if not isinstance(architecture, str) or embedding is None or len(embedding.shape) != 2:
         raise ManifestError(f"{path} does not hold a language model (no architecture or embedding): give another file")
     hidden, rows = embedding.shape

@@ -43,7 +43,7 @@ def find_file(name: Path) -> Path:
 
 
 def find_head(name: Path) -> Path:
-    """Return the file or folder of a drafting head: a path, or a name of the library."""
+    """Return the file or folder of a drafting head: a path, or a name of `edgedecode list`."""
     path = expanded(name)
     if path.exists() or is_path(name.as_posix()):
         return path

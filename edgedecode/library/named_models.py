@@ -93,9 +93,9 @@ def pull(word: str) -> tuple[StoredModel, bool]:
 
 
 def head_named(word: str) -> Path | None:
-    """Return the folder of the drafting head of this name in the library; None: there is none."""
-    folders = (model.path for model in named(word, stored_models()) if model.problem == advice_on_head(model.name))
-    return next(folders, None)
+    """Return the folder or file that may be a drafting head of this name; None: no model, or several, have the name."""
+    found = named(word, stored_models())
+    return found[0].path if len(found) == 1 else None
 
 
 def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:

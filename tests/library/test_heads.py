@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from tests.export.heads.written import TinyHead, write_flat
+from tests.export.heads.written import TinyHead, write_flat, write_gguf
 from tests.imports.files import HIDDEN
 
 from .conftest import HubServer, Say, written
@@ -96,3 +96,20 @@ def test_a_file_that_lies_anywhere_takes_a_head(say: Say, made: Callable[..., by
     assert say("head", "remove", str(model)).returncode == 0
     assert "has no drafting head" in say("head", "list", str(model)).stdout
     assert [path.name for path in model.parent.iterdir()] == [model.name]
+
+
+@pytest.mark.parametrize("name", ["tiny-eagle3-Q8_0", "owner/tiny-eagle3:Q8_0"])
+def test_a_file_of_a_head_is_named_as_a_model_is(name: str, say: Say, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models" / "owner--tiny-eagle3"
+    write_gguf(folder, TinyHead.of(TARGET, rows=256), name="tiny-eagle3-Q8_0.gguf")
+    (listed,) = json.loads(say("list", "--json").stdout)["models"]
+    assert "a drafting head, which no command runs alone" in listed["refused"]
+    done = say("generate", "-m", name, "hello")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"`edgedecode head add PACK {folder / 'tiny-eagle3-Q8_0.gguf'}`" in done.stderr
+    shutil.copytree(BUNDLED_PACK, tmp_path / "pack")
+    done = say("head", "add", str(tmp_path / "pack"), name)
+    assert done.returncode == 0, done.stderr
+    entry = Manifest.load(tmp_path / "pack").head
+    assert entry is not None
+    assert entry.rows == 256
