@@ -15,7 +15,7 @@ from edgedecode.engines.engine_factory import KernelsFactory
 from edgedecode.engines.registry import find_factory
 from edgedecode.engines.selection import USUAL
 from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
-from edgedecode.pack.hub import hub_pack
+from edgedecode.pack.hub import A_PAGE, hub_pack, hub_reason, hub_status
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.user_notices import work
 
@@ -24,6 +24,8 @@ from .stored import is_model_name, parts_of, weight_type
 from .stores import repository_folder
 
 _TIMEOUT = 20.0
+_PAGE_NBYTES = 1 << 20
+"""More than a page takes that a proxy or a login answers with."""
 _NAME = re.compile(r"([^/:]+/[^/:]+)(?::(.+)|/(.+))?")
 _PREFERRED = (
     *("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "Q4_K", "Q5_K_S", "Q5_K_M", "Q5_K", "Q4_1", "Q5_0", "Q5_1"),
@@ -36,12 +38,6 @@ _CONFIG, _MOST_CONFIG_NBYTES = "config.json", 1 << 20
 _PLAIN = re.compile(r"(?!\.)[^/\\:]+(/(?!\.)[^/\\:]+)*")
 """A file's name that cannot lead out of a folder."""
 _NOT_SATISFIABLE = 416
-_TOLD: Mapping[int, str] = {
-    401: "401: it does not exist, or needs an account with access: set HF_TOKEN",
-    403: "403: this account may not read it: ask for access on its page, then set HF_TOKEN",
-    404: "404: it does not exist",
-    429: "429: too many requests: wait a while, or set HF_TOKEN",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,7 @@ def _listing(repository: str, word: str) -> dict[str, _File]:
         ) from None
     except Exception as error:  # huggingface_hub raises errors of its HTTP client and of its own
         raise ManifestError(
-            f"{word!r} is not here, and could not be found on the hub ({_reason(error)}); check the name and the "
+            f"{word!r} is not here, and could not be found on the hub ({hub_reason(error)}); check the name and the "
             f"connection, or give a folder"
         ) from None
 
@@ -209,9 +205,9 @@ def _content(file: _File) -> bytes:
             url = hf_hub_url(file.repository, file.name, revision=file.commit)
             http_get(url, content, headers=build_hf_headers(), expected_size=file.nbytes)
     except Exception as error:  # as in `_listing`
+        reason = A_PAGE if _is_page(content.getvalue()) else hub_reason(error)
         raise ManifestError(
-            f"{file.repository}/{file.name} could not be downloaded ({_reason(error)}): check your access and the "
-            f"connection"
+            f"{file.repository}/{file.name} could not be downloaded ({reason}): check your access and the connection"
         ) from None
     return content.getvalue()
 
@@ -235,16 +231,20 @@ def _download(file: _File, unfinished: Path, title: str) -> None:
             with _silent():
                 http_get(url, told, resume_size=have, headers=build_hf_headers(), expected_size=file.nbytes)
         except Exception as error:  # as in `_listing`
-            if isinstance(error, OSError) and error.errno is not None and not _status(error):
+            if isinstance(error, OSError) and error.errno is not None and not hub_status(error):
                 raise
             remedy = "check the name, your access and the connection"
-            if _status(error) == _NOT_SATISFIABLE:
+            if hub_status(error) == _NOT_SATISFIABLE:
                 output.truncate(0)  # it is not the beginning of the server's file
                 remedy = "pull it again: it starts from the beginning"
             output.flush()
-            if os.fstat(output.fileno()).st_size:
+            reason = hub_reason(error)
+            if unfinished.stat().st_size < _PAGE_NBYTES and _is_page(unfinished.read_bytes()):
+                output.truncate(0)
+                reason = A_PAGE
+            elif os.fstat(output.fileno()).st_size:
                 remedy = "pull it again: it continues where it stopped"
-            raise ManifestError(f"{title} could not be downloaded ({_reason(error)}): {remedy}") from None
+            raise ManifestError(f"{title} could not be downloaded ({reason}): {remedy}") from None
 
 
 @contextmanager
@@ -273,10 +273,5 @@ class _Told:
         return getattr(self._file, name)
 
 
-def _status(error: BaseException) -> int:
-    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _TOLD.get(_status(error)) or lines[0][:160]
+def _is_page(content: bytes) -> bool:
+    return content.lstrip().startswith(b"<")

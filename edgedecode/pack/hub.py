@@ -1,9 +1,10 @@
 """Packs of the hub. A download is atomic: afterwards the folder holds exactly the files of the new
 manifest."""
 
+import json
 import math
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from glob import escape
@@ -20,6 +21,13 @@ from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
 
 _TIMEOUT = 20.0
+_TOLD: Mapping[int, str] = {
+    401: "401: it does not exist, or needs an account with access: set HF_TOKEN",
+    403: "403: this account may not read it: ask for access on its page, then set HF_TOKEN",
+    404: "404: it does not exist",
+    429: "429: too many requests: wait a while, or set HF_TOKEN",
+}
+A_PAGE = "the host answered with a page or data that is not the hub's: a proxy, or a login in between"
 _HUB_METADATA = Path(".cache", "huggingface")
 """Metadata that huggingface_hub stores next to the files."""
 
@@ -44,18 +52,31 @@ def hub_pack(name: str, commit: str = "") -> Path:
             f"{name!r} is not a folder; hub ids need huggingface_hub: pip install huggingface_hub"
         ) from None
     except Exception as error:  # huggingface_hub raises errors of requests, of httpx and of its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = hub_reason(error)
     if _sibling(folder, "new").exists():  # complete, but the process was killed before the rename
         with download_lock(folder):
             _swap_in(folder)
     if not folder.is_dir():
         raise ManifestError(
-            f"{name!r} is not a folder here, and could not be downloaded from the hub ({reason[:160]}); "
+            f"{name!r} is not a folder here, and could not be downloaded from the hub ({reason}); "
             f"check the name and the connection, or give a folder"
         )
     if reason:
-        notice(f"{name} could not be updated from the hub ({reason[:160]}): using the downloaded copy")
+        notice(f"{name} could not be updated from the hub ({reason}): using the downloaded copy")
     return folder
+
+
+def hub_status(error: BaseException) -> int:
+    """Return the HTTP status behind an error of huggingface_hub; 0: there is none."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def hub_reason(error: BaseException) -> str:
+    """Return the reason of an error that huggingface_hub raised, in one line. Its own errors are no TypeError."""
+    if not hub_status(error) and isinstance(error, (json.JSONDecodeError, TypeError, KeyError, AttributeError)):
+        return A_PAGE
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _TOLD.get(hub_status(error)) or lines[0][:160]
 
 
 def _update(folder: Path, name: str, commit: str) -> None:

@@ -152,6 +152,12 @@ class HubServer:
     """By repository."""
     status: int = 200
     """Of questions for a repository."""
+    page: bytes = b""
+    """Answers them in place of a list."""
+    file_status: int = 200
+    """Of questions for a file."""
+    file_page: bytes = b""
+    """Is every file's content."""
     ends_after: int | None = None
     """Bytes of a file after which the connection is closed."""
     range_status: int = 206
@@ -190,6 +196,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
                 self.send_file(hub.files.get("/".join(parts[:2]), {}), "/".join(parts[4:]), body=body)
 
         def send_repository(self, name: str) -> None:
+            if hub.page:
+                self.send_bytes(200, hub.page)
+                return
             if hub.status != 200 or name not in hub.files:
                 self.send_bytes(hub.status if hub.status != 200 else 404, b"{}")
                 return
@@ -209,7 +218,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             if name not in files:
                 self.send_bytes(404, b"", **{"X-Error-Code": "EntryNotFound"})
                 return
-            data, given = files[name], self.headers.get("Range")
+            if hub.file_status != 200:
+                self.send_bytes(hub.file_status, b"<html>login</html>")
+                return
+            data, given = hub.file_page or files[name], self.headers.get("Range")
             start = int(given.removeprefix("bytes=").partition("-")[0]) if given else 0
             if body and given:
                 hub.ranges.append(given)

@@ -102,6 +102,35 @@ REFUSALS: dict[str, tuple[str, Callable[[HubServer], None], str]] = {
 }
 
 
+def _page(server: HubServer) -> None:
+    server.page = b"<!doctype html><html><body>Sign in</body></html>"
+
+
+def _no_page(server: HubServer) -> None:
+    server.page = b"[1, 2]"
+
+
+def _file_page(server: HubServer) -> None:
+    server.file_page = b"<!doctype html><html><body>Sign in</body></html>"
+
+
+def _file_status(status: int) -> Callable[[HubServer], None]:
+    def change(server: HubServer) -> None:
+        server.file_status = status
+
+    return change
+
+
+REFUSALS |= {
+    "a page": ("owner/m", _page, "is not the hub's"),
+    "not the hub's": ("owner/m", _no_page, "is not the hub's"),
+    "a page as file": ("owner/m", _file_page, "is not the hub's"),
+    "a file's 401": ("owner/m", _file_status(401), "set HF_TOKEN"),
+    "a file's 403": ("owner/m", _file_status(403), "ask for access"),
+    "a file's 404": ("owner/m", _file_status(404), "404: it does not exist"),
+}
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_refusal_is_one_line_and_leaves_nothing(case: str, server: HubServer, say: Say, tmp_path: Path) -> None:
     name, change, message = REFUSALS[case]
