@@ -4,9 +4,12 @@ docs/architecture.md says how to add one. Sources: llama.cpp's src/models, src/l
 fields) and conversion folders, as vendored by llama-cpp-python 0.3.36; transformers' configurations and models.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
+"""Architectures of llama.cpp's that encode texts or fill gaps, but do not generate continuations."""
 _FREQUENCIES = ("rope_freqs.weight",)
 AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
 """Of what attention and MLP add, and of each query and key."""

@@ -12,13 +12,15 @@ from edgedecode.engines.engine_factory import RuntimeFactory
 from edgedecode.engines.registry import RUNTIMES, find_factory, installed
 from edgedecode.engines.selection import USUAL
 from edgedecode.errors import EdgeDecodeError, ManifestError, RuntimeUnavailable
+from edgedecode.gguf.architectures import ENCODERS
 from edgedecode.gguf.contents import TYPE_NAMES, Contents, read_contents
 from edgedecode.gguf.header import header_of
+from edgedecode.gguf.tokenizer_kinds import TOKENIZER_FILE, check_tokenizer
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from .stored import StoredModel
 
-_LAYOUT = 1
+_LAYOUT = 2
 """To be incremented when `Facts` changes, or how they are read."""
 _UNUSED = 5
 """ggml's type of tokens that pad the vocabulary."""
@@ -59,7 +61,8 @@ def _kept_path(path: Path) -> Path | None:
     file = path / "edgedecode.json" if path.is_dir() else path
     state, folder = file.stat(), cache_folder("headers")
     engines = [factory.engine_version() for factory in _factories().values()]
-    key = facts_key(_LAYOUT, file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino, engines)
+    beside = path.with_name(TOKENIZER_FILE).is_file()
+    key = facts_key(_LAYOUT, beside, file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino, engines)
     return None if folder is None else folder / f"{key}.json"
 
 
@@ -76,6 +79,9 @@ def _of_file(path: Path) -> Facts:
         raise ManifestError(f"{path} is not a language model but of the type {kind!r}: give the model's file")
     if not header.context:
         raise ManifestError(f"{path} does not declare its context length: download or convert it again")
+    if ENCODERS.fullmatch(header.architecture):
+        raise ManifestError(f"{path} is an encoder ({header.architecture}), which does not generate text")
+    check_tokenizer(contents, path)
     counted: Counter[str] = Counter()
     for tensor in contents.tensors.values():
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):
@@ -118,8 +124,22 @@ def _tokenizer_digest(contents: Contents) -> str:
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if tokens else ""
 
 
+def not_on_kernels(entry: ModelEntry, root: Path) -> str:
+    """Return, in a line, which engine alone runs a model, and why others do not; empty: our kernels run it."""
+    engines, refused = _engines(entry, root)
+    if USUAL in engines:
+        return ""
+    return f"{f'only {engines[0]}' if engines else 'no engine here'} runs it: {'; '.join(refused)}"
+
+
 def _facts(entry: ModelEntry, root: Path, weights: str, *, tokenizer: str) -> Facts:
-    """Return the facts with the engines that run the model on the processor, or each engine's reason."""
+    engines, refused = _engines(entry, root)
+    facts = Facts(entry.architecture, weights, entry.parameters, entry.context, tokenizer, engines)
+    return facts if engines else replace(facts, refused="; ".join(refused))
+
+
+def _engines(entry: ModelEntry, root: Path) -> tuple[tuple[str, ...], list[str]]:
+    """Return the engines that run the model on the processor, and the reasons of the others."""
     engines, refused = [], []
     for name, factory in _factories().items():
         if factory.engine_version() is None:
@@ -128,8 +148,7 @@ def _facts(entry: ModelEntry, root: Path, weights: str, *, tokenizer: str) -> Fa
             refused.append(f"{name}: {refusal.reason}")
         else:
             engines.append(name)
-    facts = Facts(entry.architecture, weights, entry.parameters, entry.context, tokenizer, tuple(engines))
-    return facts if engines else replace(facts, refused="; ".join(refused))
+    return tuple(engines), refused
 
 
 def _factories() -> dict[str, RuntimeFactory]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
+from edgedecode.gguf.tokenizer_kinds import PRETOKENIZERS
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,17 +44,6 @@ _TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
 """Name, `ignore_merges` (a word that is a token is never split), and the steps."""
 
 KNOWN: tuple[str, ...] = tuple(name for name, _, _ in _TYPES)
-_SYNONYMS = {
-    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    "dbrx": ("smaug-bpe",),
-    "qwen2": ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"),
-    "gpt-4o": ("llama4", "kanana2"),
-    "smollm": ("starcoder", "refact", "command-r", "codeshell"),
-    "gpt-2": ("phi-2", "mpt", "olmo", "gigachat", "mellum", "a.x-4.0"),
-}
-"""Other names of the same pre-tokenizers in llama.cpp."""
-READ: tuple[str, ...] = (*KNOWN, *(name for names in _SYNONYMS.values() for name in names))
-"""Every name of llama.cpp's that is understood in a file."""
 _NORMAL_FORMS = {"qwen2": "NFC"}
 """Unicode normalization of tokenizers with exactly this name; GGUF files do not store it."""
 
@@ -71,7 +61,7 @@ class Splits:
 
 def splits_of(name: str) -> Splits | None:
     """Return the pre-tokenizer of llama.cpp's name, or None if it is unknown."""
-    first = next((first for first, others in _SYNONYMS.items() if name in others), name)
+    first = next((first for first, others in PRETOKENIZERS.items() if name in others), name)
     for found, ignoring, steps in _TYPES:
         if found == first:
             complete = tuple({**_DEFAULTS.get(str(step["type"]), {}), **step} for step in steps)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
+from edgedecode.library.facts import not_on_kernels
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 
@@ -62,6 +63,8 @@ def _import_model(
         outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
     if not request.checked:
         return Imported(entry, outside)
+    if note := not_on_kernels(replace(entry, gguf=source.path.name), source.path.parent):
+        entry = replace(entry, notes=(*entry.notes, note))
     if (fault := engine_fault()) is not None:
         note = f"the file was not checked with llama.cpp: {fault}"
         return Imported(replace(entry, notes=(*entry.notes, note)), outside)

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import ENCODERS
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, Contents, Tensor, read_contents
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.manifest import Generation
@@ -20,9 +21,6 @@ from ..gguf.vocabulary import Vocabulary
 from ..pack_texts import compiled_template
 from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
 from .imported_pack import WeightWidths
-
-_ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
-"""Architectures that encode texts or fill gaps, but do not generate continuations."""
 
 _SAMPLING = "general.sampling."
 
@@ -98,7 +96,7 @@ def _check_kind(metadata: Metadata, path: Path) -> None:
     architecture = metadata.text("general.architecture")
     pooled = metadata.integer(f"{architecture}.pooling_type")
     causal = metadata.flag(f"{architecture}.attention.causal", usual=True)
-    if _ENCODERS.fullmatch(architecture) or pooled or not causal:
+    if ENCODERS.fullmatch(architecture) or pooled or not causal:
         raise ExportError(f"{path} is an encoder ({architecture}), which does not generate text: give a decoder's file")
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import tokenizers
 
 from edgedecode.errors import ExportError, ManifestError
+from edgedecode.gguf.tokenizer_kinds import BYTE_LEVEL, REMEDY, tokenizer_fault
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import reason_of
-from ..gguf.pretokenizers import READ, splits_of
+from ..gguf.pretokenizers import splits_of
 from ..gguf.specials import Specials
 from ..gguf.vocabulary import Kind, Vocabulary
 from ..pack_texts import TOKENIZER
@@ -25,7 +26,6 @@ from .gguf_vocabulary import used_size
 _SPACE = "\u2581"
 _ADDED = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
-_REMEDY = "put the model's tokenizer.json next to it"
 _Json = Mapping[str, object]
 
 
@@ -99,12 +99,9 @@ def build_tokenizer(vocabulary: Vocabulary, specials: Specials, *, strips: bool,
 
     Raises ExportError for unknown kinds of vocabularies and unknown pre-tokenizers.
     """
-    build = {"gpt2": _byte_level, "llama": _scored}.get(vocabulary.model)
-    if build is None:
-        raise ExportError(
-            f"{name} has a vocabulary of the kind {vocabulary.model or 'none'!r}, supported are gpt2 and llama: "
-            f"{_REMEDY}"
-        )
+    if fault := tokenizer_fault(vocabulary.model, vocabulary.pre):
+        raise ExportError(f"{name} {fault}")
+    build = _byte_level if vocabulary.model == BYTE_LEVEL else _scored
     state = {
         "version": "1.0",
         "truncation": None,
@@ -116,16 +113,12 @@ def build_tokenizer(vocabulary: Vocabulary, specials: Specials, *, strips: bool,
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{name} has inconsistent tokens and merges ({reason_of(error)}): {_REMEDY}") from None
+        raise ExportError(f"{name} has inconsistent tokens and merges ({reason_of(error)}): {REMEDY}") from None
 
 
 def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     splits = splits_of(vocabulary.pre)
-    if splits is None:
-        raise ExportError(
-            f"{name} has the pre-tokenizer {vocabulary.pre or 'none'!r} (tokenizer.ggml.pre), supported are "
-            f"{', '.join(READ)}: {_REMEDY}"
-        )
+    assert splits is not None, "unknown ones were refused"
     return {
         "normalizer": {"type": splits.normal_form} if splits.normal_form else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(splits.steps)},
@@ -138,7 +131,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
 
 def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     if not vocabulary.scores:
-        raise ExportError(f"{name} has no token scores: {_REMEDY}")
+        raise ExportError(f"{name} has no token scores: {REMEDY}")
     marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.space_prefix else []

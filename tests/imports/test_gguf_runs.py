@@ -62,6 +62,22 @@ def test_the_part_that_only_llama_cpp_runs_is_named(
     assert "decoding on llama (a.gguf: it has the tensor blk.0.attn_q.scale, which" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("has_llama", [True, False])
+def test_import_says_what_our_kernels_do_not_run(
+    has_llama: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = {"blk.0.attn_q.scale": np.ones(1, np.float32)}
+    file = write_file(tmp_path / "a.gguf", byte_level(), File(replaced=scale))
+    if not has_llama:
+        monkeypatch.setattr("edgedecode.runtimes.llama.llama_runtime.engine_version", lambda: None)
+    imported(tmp_path / "pack", file)
+    printed = " ".join(capsys.readouterr().out.split())
+    who = "only llama" if has_llama else "no engine here"
+    assert f"target: {who} runs it: onnx: a.gguf: it has the tensor blk.0.attn_q.scale" in printed
+    imported(tmp_path / "other", write_file(tmp_path / "b.gguf", byte_level()))
+    assert "runs it" not in capsys.readouterr().out
+
+
 def test_imported_gguf_with_token_scores_runs(tmp_path: Path) -> None:
     target = write_file(tmp_path / "a.gguf", byte_fallback(), File(eos="<s>"))
     entry = imported(tmp_path / "pack", target).models["target"]

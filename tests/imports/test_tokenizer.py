@@ -10,12 +10,13 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.pretokenizers import _SYNONYMS, KNOWN, splits_of
+from edgedecode.export.gguf.pretokenizers import KNOWN, splits_of
 from edgedecode.export.gguf.specials import Specials
 from edgedecode.export.gguf.tokenizer_check import PLAIN_TEXTS
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary
 from edgedecode.export.imports.gguf_tokenizer import build_tokenizer
 from edgedecode.export.imports.gguf_vocabulary import first_difference, read_specials, read_vocabulary, used_size
+from edgedecode.gguf.tokenizer_kinds import PRETOKENIZERS
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback, byte_level
@@ -166,11 +167,11 @@ def test_read_specials_finds_end_tokens_by_their_text(tmp_path: Path) -> None:
 def test_splits_of_every_known_name() -> None:
     assert {splits.name for name in KNOWN if (splits := splits_of(name))} == set(KNOWN)
     assert splits_of("llama3") == replace(splits_of("llama-bpe"))  # type: ignore[type-var]
-    assert all(splits_of(other) is not None for others in _SYNONYMS.values() for other in others)
+    assert all(splits_of(other) is not None for others in PRETOKENIZERS.values() for other in others)
     assert splits_of("default") is None
 
 
-@pytest.mark.parametrize("pre", [*KNOWN, *(other for others in _SYNONYMS.values() for other in others)])
+@pytest.mark.parametrize("pre", [*KNOWN, *(other for others in PRETOKENIZERS.values() for other in others)])
 def test_build_tokenizer_splits_like_llama_cpp_for_every_name(pre: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from edgedecode.export.gguf.tokenizer_check import compare_reading

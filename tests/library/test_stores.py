@@ -268,14 +268,31 @@ OTHER_FILES: dict[str, tuple[File, str]] = {
     ),
     "split": (File(more=_split), "is part 1 of 3 of a split file: merge them"),
     "projector": (File(more=lambda writer: writer.add_string("general.type", "mmproj")), "of the type 'mmproj'"),
+    "no context": (File(context=0), "does not declare its context length"),
+    "pre-tokenizer": (File(pre="no-such"), "has the pre-tokenizer 'no-such' (tokenizer.ggml.pre), supported are"),
+    "vocabulary": (File(model="t5"), "has a vocabulary of the kind 't5', supported are gpt2, llama"),
+    "encoder": (File(architecture="nomic-bert"), "is an encoder (nomic-bert), which does not generate text"),
 }
 
 
 @pytest.mark.parametrize("case", OTHER_FILES)
-def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(case: str, home: Path, refusal: Refusal) -> None:
+def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(
+    case: str, home: Path, refusal: Refusal, told: Told
+) -> None:
     file, message = OTHER_FILES[case]
     write_file(home / "a.gguf", byte_level(), file)
     assert message in refusal("generate", "a.gguf", "hi")
+    (model,) = told("list", ".")["models"]
+    assert message in model["refused"]
+
+
+def test_a_tokenizer_beside_a_file_makes_up_for_an_unknown_one(home: Path, told: Told) -> None:
+    write_file(home / "a.gguf", byte_level(), File(pre="no-such"))
+    assert told("list", ".")["models"][0]["refused"]
+    byte_level().save(str(home / "tokenizer.json"))
+    assert told("list", ".")["models"][0]["refused"] == ""
+    (home / "tokenizer.json").unlink()
+    assert told("list", ".")["models"][0]["refused"]
 
 
 WRONG_TENSORS: dict[str, tuple[dict[str, Floats], str]] = {
