@@ -10,7 +10,7 @@ from gguf.quants import dequantize, quantize
 
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.runtimes.onnx.kernels import trial
-from edgedecode.runtimes.onnx.kernels.block_types import matrix_of
+from edgedecode.runtimes.onnx.kernels.block_types import READERS, matrix_of, scales_of
 from edgedecode.runtimes.onnx.kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary
 from edgedecode.runtimes.onnx.kernels.products import NotServed
 
@@ -83,3 +83,14 @@ def test_a_scale_or_minimum_that_is_not_finite_is_found(name: str, place: int, h
 def test_types_without_tiles_are_named() -> None:
     with pytest.raises(NotServed, match="block type IQ2_XXS has no tiles"):
         matrix_of(16, np.zeros((1, BLOCKS[16][1]), np.uint8))
+
+
+@pytest.mark.parametrize("kind", [*READERS, 0, 1, 30])
+def test_scales_are_judged_without_the_values(kind: int) -> None:
+    """Random bytes hold scales that are not finite; small ones do not."""
+    library, rng = KernelLibrary(), np.random.default_rng(kind)
+    nbytes = 2 * BLOCKS[kind][1] if kind in READERS else 64
+    tried = [rng.integers(0, most, (3, nbytes), dtype=np.uint8) for most in (60, 256) for _ in range(50)]
+    found = [library.inspect(scales_of(kind, data)) for data in tried]
+    assert found == [library.inspect(matrix_of(kind, data)) for data in tried]
+    assert set(found) == ({39: {WIDE_SCALES}}.get(kind, {0, BAD_SCALE | WIDE_SCALES} if kind in READERS else {0}))

@@ -15,7 +15,7 @@ from edgedecode.gguf.contents import BLOCKS, Contents, Tensor
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 
-from ..kernels.block_types import matrix_of
+from ..kernels.block_types import matrix_of, scales_of
 from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 from ..kernels.products import NotServed, Stored
 
@@ -120,7 +120,10 @@ class GgufWeights:
 
     def _inspect(self, name: str, library: KernelLibrary) -> int:
         if name not in self.findings:
-            self.findings[name] = library.inspect(self._loaded(name))
+            found = 0
+            for piece in self._pieces[name]:
+                found |= library.inspect(scales_of(self._matrix(piece[0]).type, self._part(piece)))
+            self.findings[name] = found
             self.release()
         return self.findings[name]
 
