@@ -26,6 +26,7 @@ __all__ = [
     "ManifestError",
     "RuntimeUnavailable",
     "cause",
+    "stand_in",
 ]
 
 
@@ -34,6 +35,20 @@ def cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())
+
+
+def stand_in(start: bytes) -> str:
+    """Return what is in the place of a file that was not downloaded, and what to do; empty: nothing is known.
+
+    start: how the file begins, 64 bytes or more.
+    """
+    if start.startswith(b"version https://git-lfs"):
+        return "is Git LFS's pointer to the file, not the file: run `git lfs pull` there, or download it itself"
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return "is a web page, not the file: download the file itself, which may need a login"
+    if start and not any(start):
+        return "begins with zeros: its download did not finish, download it again"
+    return ""
 
 
 class EdgeDecodeError(Exception):

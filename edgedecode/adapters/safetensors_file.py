@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgedecode.arrays import FloatArray
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ManifestError, stand_in
 from edgedecode.typed_json import described
 
 _LENGTH_NBYTES = 8
@@ -68,7 +68,10 @@ class SafetensorsFile:
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error.strerror}): check the file") from None
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
-            raise ManifestError(f"{path} is not a usable safetensors file ({error}): download it again") from None
+            with path.open("rb") as file:
+                other = stand_in(file.read(64))
+            what = other or f"is not a usable safetensors file ({error}): download it again"
+            raise ManifestError(f"{path} {what}") from None
         return cls(path, _LENGTH_NBYTES + length, tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TypeVar
 
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ManifestError, stand_in
 
 from .fields import Array, FieldReader, Truncated, Value
 
@@ -68,7 +68,6 @@ ALIGNMENT = 32
 
 _START = 64
 """The bytes by which another kind of file is known."""
-_POINTER = b"version https://git-lfs"
 _KINDS: Mapping[bytes, str] = {
     b"PK\x03\x04": "a ZIP archive",
     b"\x1f\x8b": "compressed with gzip",
@@ -191,14 +190,8 @@ def _check_start(reader: FieldReader, path: Path) -> None:
 
 def _other_kind(start: bytes) -> str:
     """Say what a file is that begins with these bytes, and what to do."""
-    if start.startswith(_POINTER):
-        return "is Git LFS's pointer to a model, not the model: run `git lfs pull` there, or download the file itself"
-    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-        return "is a web page, not a model: download the file itself, which may need a login"
-    kind = next((name for mark, name in _KINDS.items() if start.startswith(mark)), "")
-    if not kind and not any(start):
-        return "begins with zeros: its download did not finish, download it again"
-    return f"is not a GGUF file{kind and f' but {kind}'}: give one, or download or copy it again"
+    kind = next((f" but {name}" for mark, name in _KINDS.items() if start.startswith(mark)), "")
+    return stand_in(start) or f"is not a GGUF file{kind}: give one, or download or copy it again"
 
 
 def _check_split(contents: Contents, path: Path) -> None:

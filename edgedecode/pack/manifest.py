@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 from edgedecode.duplicate_names import unique_keys
-from edgedecode.errors import CapabilityError, ManifestError, cause
+from edgedecode.errors import CapabilityError, ManifestError, cause, stand_in
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
@@ -96,7 +96,8 @@ class Manifest:
         try:
             return cls.from_json(json.loads(text, object_pairs_hook=unique_keys))
         except ValueError as error:  # JSONDecodeError, and Python's refusal of numbers of thousands of digits
-            raise ManifestError(f"{path} is not JSON: {error}; export the pack again") from None
+            what = stand_in(text[:64].encode("utf-8", "replace")) or f"is not JSON: {error}; export the pack again"
+            raise ManifestError(f"{path} {what}") from None
         except RecursionError:
             raise ManifestError(f"{path} is nested too deeply to be a manifest") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
+from edgedecode.errors import EdgeDecodeError, InputError, ManifestError, stand_in
 
 from .arrangement import Arranger, Sent
 from .chat_template import NOTHING, PLAIN_TEMPLATE, ChatTemplate
@@ -84,6 +84,8 @@ class Tokenizer:
             raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
         with _errors_as(ManifestError, f"{path} is not a tokenizer.json that tokenizers {_version()} can read"):
             data = path.read_bytes()
+            if other := stand_in(data[:64]):
+                raise ManifestError(f"{path} {other}")
             check_file(data)
             inner = tokenizers.Tokenizer.from_buffer(data)
         del data

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.errors import ExportError, cause
+from edgedecode.errors import ExportError, cause, stand_in
 from edgedecode.typed_json import typed
 
 if TYPE_CHECKING:
@@ -138,4 +139,8 @@ def _header(path: Path) -> dict[str, _Entry]:
         entries.pop("__metadata__", None)
         return typed(entries, dict[str, _Entry], "its header")
     except (OSError, ValueError, SafetensorError) as error:
-        raise ExportError(f"{path} is not a valid safetensors file ({error}): download it again") from None
+        other = ""
+        with suppress(OSError), path.open("rb") as file:
+            other = stand_in(file.read(64))
+        what = other or f"is not a valid safetensors file ({error}): download it again"
+        raise ExportError(f"{path} {what}") from None

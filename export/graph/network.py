@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import ExportError
+from edgedecode.text.printable import counted
 
 from ..frameworks import reason_of
 from .checkpoint import Checkpoint
@@ -99,7 +100,8 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
     if tied and _HEAD not in checkpoint.tensors:
         wanted.pop(_HEAD, None)
     if missing := [tensor for tensor in wanted if tensor not in checkpoint.tensors]:
-        raise ExportError(f"{name} lacks {len(missing)} tensors required by its config.json, {missing[0]} first")
+        count = counted(len(missing), "tensor")
+        raise ExportError(f"{name} lacks {count} required by its config.json, {missing[0]} first")
     for tensor, parameter in wanted.items():
         found = checkpoint.tensors[tensor].shape
         if found != parameter.shape:
@@ -110,9 +112,8 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
         _check_tied(network, checkpoint, name=name)
     unused = [tensor for tensor in checkpoint.tensors if tensor not in wanted and not tensor.endswith(_IGNORED)]
     if unused:
-        raise ExportError(
-            f"{name}: the file has {len(unused)} tensors unknown to its config.json, {unused[0]} first: one is wrong"
-        )
+        count = counted(len(unused), "tensor")
+        raise ExportError(f"{name}: the file has {count} unknown to its config.json, {unused[0]} first: one is wrong")
 
 
 def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) -> None:

@@ -16,6 +16,7 @@ from edgedecode.gguf.architectures import HEAD_TAPS
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
+from edgedecode.text.printable import counted
 
 from ..graph.quantize import ByteArray
 
@@ -161,9 +162,11 @@ def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor]) -> None:
         if any(name in tensors for name in group):
             sizes |= group
     if missing := [name for name in sizes if name not in tensors]:
-        raise ExportError(f"the head lacks {len(missing)} tensors, {missing[0]} first: download it again")
+        raise ExportError(f"the head lacks {counted(len(missing), 'tensor')}, {missing[0]} first: download it again")
     if unknown := [name for name in tensors if name not in sizes]:
-        raise ExportError(f"the head has {len(unknown)} tensors of no head that is known here, {unknown[0][:60]} first")
+        raise ExportError(
+            f"the head has {counted(len(unknown), 'tensor')} of no head that is known here, {unknown[0][:60]} first"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != sizes[name]:
             raise ExportError(

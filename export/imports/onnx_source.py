@@ -81,7 +81,8 @@ class OnnxSource(ModelFolder):
 def open_onnx_source(folder: Path) -> OnnxSource:
     """Find and check the model in `folder`. Raises ExportError."""
     if not folder.is_dir():
-        raise ExportError(f"there is no folder {str(folder)!r}: give the folder of an ONNX model")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ExportError(f"{str(folder)!r} {what}: give the folder of an ONNX model, or a GGUF file with --target")
     with refused(folder):
         return _open(folder)
 

@@ -64,6 +64,10 @@ def damage(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
 
 
+def pointer(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.example/spec/v1\noid sha256:0\nsize 9\n")
+
+
 def without(*place: str) -> Callable[[dict[str, Any]], None]:
     """Return a change of the manifest that removes an entry."""
 
@@ -77,6 +81,7 @@ def without(*place: str) -> Callable[[dict[str, Any]], None]:
 
 BAD: list[tuple[Callable[[Path], object], str]] = [
     (damage, "is not a usable safetensors file"),
+    (pointer, "is Git LFS's pointer to the file, not the file"),
     (lambda folder: (folder / CONFIG).unlink(), "cannot be read"),
     (rewrite(use_dora=True), "uses use_dora"),
     (rewrite(peft_type="IA3"), "is of type IA3"),

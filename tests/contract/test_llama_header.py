@@ -94,8 +94,11 @@ def test_read_header_refuses_a_missing_file_and_a_folder(tmp_path: Path) -> None
     ("start", "words"),
     [
         (b"GGML" + TINY[4:], "is not a GGUF file"),
-        (b"version https://git-lfs.example/spec/v1\noid sha256:" + bytes(64), "is Git LFS's pointer to a model"),
-        (b"<!doctype html>\n<html>" + TINY, "is a web page, not a model: download the file itself"),
+        (
+            b"version https://git-lfs.example/spec/v1\noid sha256:" + bytes(64),
+            "is Git LFS's pointer to the file, not the file: run",
+        ),
+        (b"<!doctype html>\n<html>" + TINY, "is a web page, not the file: download the file itself"),
         (b"\xef\xbb\xbf \n<html>" + TINY, "is a web page"),
         (bytes(400), "begins with zeros: its download did not finish"),
         (b"tjgg" + TINY[4:], "is not a GGUF file but of GGML, an older format"),

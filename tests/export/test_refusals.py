@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     },
     "truncated": (truncate, "is not a valid safetensors file"),
     "nonsense header": (nonsense_header, "is not a valid safetensors file"),
-    "tensor missing": (rewrite(missing_tensor), "lacks 1 tensors.*layers.1.mlp.up_proj.weight first"),
+    "tensor missing": (rewrite(missing_tensor), "lacks 1 tensor.*layers.1.mlp.up_proj.weight first"),
     "other shape": (configure(intermediate_size=128), r"makes .* \[128, 64\], the file has \[96, 64\]"),
     "not a number": (rewrite(not_a_number), "layers.1.mlp.up_proj holds NaN or infinity"),
 }

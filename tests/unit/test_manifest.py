@@ -224,6 +224,8 @@ def write(folder: Path, text: str) -> Path:
     ("text", "message"),
     [
         ("", "is not JSON"),
+        ("version https://git-lfs.example/spec/v1\noid sha256:0\n", "is Git LFS's pointer to the file"),
+        ("\n <!doctype html>", "is a web page, not the file"),
         ("{", "is not JSON"),
         ("nonsense", "is not JSON"),
         ('{"a": 1}}', "is not JSON"),

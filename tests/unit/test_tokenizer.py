@@ -351,3 +351,9 @@ def test_check_file_limits_are_far_above_real_files(name: str) -> None:
     tokenizer = opened(SHARED / "tokenizers" / name)
     assert tokenizer.growth < 12
     assert tokenizer.longest_token < 1000
+
+
+def test_a_pointer_in_the_place_of_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"version https://git-lfs.example/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ManifestError, match=r"tokenizer\.json is Git LFS's pointer to the file"):
+        Tokenizer.from_file(tmp_path / "tokenizer.json")

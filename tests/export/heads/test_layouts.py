@@ -117,15 +117,15 @@ TENSORS = {
     "ids out of range": (_out_of_range, "d2t and t2d name different tokens"),
     "an id twice": (_twice, r"d2t names the token \d+ twice"),
     "maps that disagree": (_disagreeing, "d2t and t2d name different tokens"),
-    "a missing tensor": (_renamed("norm.weight", "verifier_norm.weight"), "lacks 1 tensors, output_norm.weight first"),
+    "a missing tensor": (_renamed("norm.weight", "verifier_norm.weight"), "lacks 1 tensor, output_norm.weight first"),
     "an unknown tensor": (
         lambda tensors: tensors.update({"midlayer.extra.weight": torch.zeros(2)}),
-        "1 tensors of no head that is known here, blk.0.extra.weight first",
+        "1 tensor of no head that is known here, blk.0.extra.weight first",
     ),
     "another shape": (_cut("midlayer.mlp.up_proj.weight"), r"makes blk.0.ffn_up.weight \[96, 64\].*\[96, 63\]"),
     "EAGLE-1": (lambda tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}), "an EAGLE-1 or EAGLE-2 head"),
     "MTP": (_renamed("fc.weight", "mtp.fc.weight"), "an MTP head"),
-    "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensors, output.weight"),
+    "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensor, output.weight"),
     "a number for a matrix": (lambda tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "has 0 rows"),
     "a norm of no numbers": (lambda tensors: tensors["norm.weight"].fill_(torch.inf), "output_norm.weight.*not finite"),
     "a map of no numbers": (
