@@ -38,7 +38,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
         *("decoding", "gguf", "onnx_format", "sampling", "text"),
         *("arrays", "cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
-    "library": {"cache", "engines", "errors", "gguf", "locks", "memory", "pack", "typed_json", "user_notices"},
+    "library": {"cache", "engines", "errors", "gguf", "locks", "memory", "pack", "text", "typed_json", "user_notices"},
     "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "fair_lock", "pack", "typed_json"},
     "engines": {
         *("decoding", "drafters", "pack", "sampling"),

@@ -17,6 +17,7 @@ from edgedecode.gguf.contents import TYPE_NAMES, Contents, read_contents
 from edgedecode.gguf.header import header_of
 from edgedecode.gguf.tokenizer_kinds import TOKENIZER_FILE, check_tokenizer
 from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.text.chat_template import ChatTemplate
 
 from .stored import StoredModel
 
@@ -82,6 +83,8 @@ def _of_file(path: Path) -> Facts:
     if ENCODERS.fullmatch(header.architecture):
         raise ManifestError(f"{path} is an encoder ({header.architecture}), which does not generate text")
     check_tokenizer(contents, path)
+    if isinstance(template := contents.fields.get("tokenizer.chat_template"), str) and template:
+        ChatTemplate(template)
     counted: Counter[str] = Counter()
     for tensor in contents.tensors.values():
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):

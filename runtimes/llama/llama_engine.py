@@ -92,7 +92,10 @@ class Engine:
         self.log.begin()
         native = self.api.llama_model_load_from_file(str(path).encode(), options)
         if not native:
-            raise ManifestError(f"{path} cannot be loaded ({self.log.reason()}): export or import the pack again")
+            raise ManifestError(
+                f"{path} cannot be loaded ({self.log.reason()}): it is damaged, or this llama.cpp does not know it; "
+                f"download or export it again, or upgrade llama-cpp-python"
+            )
         return Weights(self, native, offloaded=bool(chosen))
 
     def context(self, weights: Weights, plan: ContextPlan) -> Untyped:

@@ -95,6 +95,17 @@ def test_import_refuses_a_file_that_llama_cpp_cannot_open(tmp_path: Path, capsys
     assert not (tmp_path / "pack").exists()
 
 
+def test_a_file_that_llama_cpp_does_not_know_is_refused_with_advice_for_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_file(tmp_path / "a.gguf", byte_level(), File(architecture="nosucharch"))
+    assert main(["generate", "-m", str(file), "-p", "hi", "--runtime", "llama"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "nosucharch" in error
+    assert "import the pack" not in error
+    assert error.endswith("or upgrade llama-cpp-python")
+
+
 def test_imported_floats_give_the_same_text_on_both_engines(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     imported(tmp_path / "pack", write_file(tmp_path / "a.gguf", byte_level()))

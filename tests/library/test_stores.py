@@ -271,6 +271,7 @@ OTHER_FILES: dict[str, tuple[File, str]] = {
     "no context": (File(context=0), "does not declare its context length"),
     "pre-tokenizer": (File(pre="no-such"), "has the pre-tokenizer 'no-such' (tokenizer.ggml.pre), supported are"),
     "vocabulary": (File(model="t5"), "has a vocabulary of the kind 't5', supported are gpt2, llama"),
+    "template": (File(template="{% if %}"), "the chat template is invalid at line 1"),
     "encoder": (File(architecture="nomic-bert"), "is an encoder (nomic-bert), which does not generate text"),
 }
 
