@@ -169,6 +169,7 @@ def test_splits_of_every_known_name() -> None:
     assert splits_of("llama3") == replace(splits_of("llama-bpe"))  # type: ignore[type-var]
     assert all(splits_of(other) is not None for others in PRETOKENIZERS.values() for other in others)
     assert splits_of("default") is None
+    assert {*PRETOKENIZERS} == {*KNOWN}
 
 
 @pytest.mark.parametrize("pre", [*KNOWN, *(other for others in PRETOKENIZERS.values() for other in others)])
