@@ -10,7 +10,7 @@ ALL = "--help-all"
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "use a model": ("run", "chat", "generate", "serve", "demo"),
     "models on this machine": ("list", "pull", "rm", "show", "plan"),
-    "your own models": ("export", "import", "trim", "imatrix", "adapter", "head", "calibrate"),
+    "your own models": ("export", "import", "trim", "imatrix", "adapter", "head", "distil", "calibrate"),
     "devices": ("devices", "package", "compile", "lint", "selftest"),
     "measure": ("bench", "eval", "cache"),
 }

@@ -13,6 +13,7 @@ _NEEDED = {
     "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
     "import": ("onnx_ir", "onnxruntime"),
     "trim": ("onnx_ir", "onnxruntime"),
+    "distil": ("torch", "safetensors", "gguf", "onnxruntime"),
 }
 """Verb → required packages."""
 _REASON_LENGTH = 200

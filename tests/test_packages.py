@@ -19,6 +19,7 @@ FOLDERS = ("edgedecode", "apps", "bench", "export", "runtimes")
 DATA = (
     *("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/*.jsonl", "apps/library/*.jsonl"),
     *("bench/measure/*.jsonl", "apps/serve/page/**/*", "export/bundles/templates/**/*", "export/trim/*.jsonl"),
+    *("export/distil/*.jsonl", "export/heads/shipped/*.gguf"),
 )
 PACK_LIMIT = 15 * 2**20
 

@@ -78,9 +78,14 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
         license=arguments.license,
     )
     if arguments.target is not None:
+        from ..heads.shipped import add_shipped_head
         from ..imports.gguf_import import import_gguf_pair
 
-        return import_gguf_pair(request, stages)
+        manifest = import_gguf_pair(request, stages)
+        if request.draft is None:
+            add_shipped_head(request.out, request.target)
+            manifest = Manifest.load(request.out)
+        return manifest
     from ..imports.onnx_import import import_pair
 
     return import_pair(request, stages)

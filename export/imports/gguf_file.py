@@ -7,6 +7,7 @@ from pathlib import Path
 from edgedecode.cache import unwritable
 from edgedecode.errors import ExportError, ManifestError
 
+from ..heads.shipped import add_shipped_head
 from ..stages import Stages
 from .gguf_import import import_gguf_pair
 from .imported_pack import ImportRequest
@@ -20,6 +21,8 @@ def pack_of_gguf(target: Path, draft: Path | None, out: Path, name: str) -> None
         if not os.access(out.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         import_gguf_pair(request, Stages())
+        if draft is None:
+            add_shipped_head(out, target)
     except OSError as error:
         raise ManifestError(unwritable(out.parent, error)) from None
     except ExportError as error:

@@ -59,7 +59,20 @@ JSON_RUNS: dict[str, list[str]] = {
     "show": ["demo"],
 }
 """Words of a short run, of each verb whose run needs no other files."""
-ELSEWHERE = {"calibrate", "compile", "export", "imatrix", "import", "lint", "package", "pull", "rm", "selftest", "trim"}
+ELSEWHERE = {
+    "calibrate",
+    "compile",
+    "distil",
+    "export",
+    "imatrix",
+    "import",
+    "lint",
+    "package",
+    "pull",
+    "rm",
+    "selftest",
+    "trim",
+}
 """Verbs whose JSON other tests read: they write packs, need a compiler, or change the library."""
 
 

@@ -1,0 +1,116 @@
+"""The verb `distil`: trains a drafting head for a pack. Heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.commands import Command, add_json, positive_count, print_json, real_number
+from edgedecode.library.find import find_pack
+
+from ..frameworks import require_frameworks
+from .common import quiet
+
+if TYPE_CHECKING:
+    from ..distil.adding import Outcome
+    from ..distil.distil import Progress
+    from ..distil.plan import DistilPlan
+    from .display import Report
+
+_MINUTES = 60.0
+_LEAST_GAIN = 0.02
+
+
+class DistilCommand:
+    """Trains a drafting head on the target's own answers, and adds it to the pack if that is faster."""
+
+    name = "distil"
+    help = "train a drafting head for a model on this machine (EAGLE-3)"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", metavar="MODEL", help="the target: a pack, a GGUF file, or a name of `list`")
+        length = parser.add_mutually_exclusive_group()
+        length.add_argument("--minutes", type=real_number, metavar="M", help="of the whole work (default 60)")
+        length.add_argument("--tokens", type=positive_count, metavar="N", help="of the answers that are written")
+        texts = parser.add_mutually_exclusive_group()
+        texts.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line (default: bundled ones)")
+        texts.add_argument(
+            "--answers", type=Path, metavar="FILE.jsonl", help="texts in ids, as OUT/texts.jsonl has them"
+        )
+        parser.add_argument("--init", type=Path, metavar="FOLDER", help="start from a head that was trained before")
+        parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the head and the work (default: MODEL-head)")
+        parser.add_argument("--resume", action="store_true", help="go on with the work in --out")
+        add_json(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        with quiet(debug=arguments.debug):
+            report = _run(arguments)
+        if arguments.json:
+            print_json(report)
+        return 0
+
+
+def _run(arguments: Namespace) -> Report:
+    require_frameworks("distil")
+    from ..distil.adding import add_if_faster
+    from ..distil.distil import Distillation, DistilRequest
+    from .display import live_stages
+
+    root = find_pack(arguments.pack)
+    minutes = arguments.minutes or (None if arguments.tokens else _MINUTES)
+    out = arguments.out or Path(f"{Path(arguments.pack).stem}-head")
+    request = DistilRequest(
+        root, out, minutes, arguments.tokens, arguments.prompts, arguments.answers, arguments.init, arguments.resume
+    )
+    measured: list[Progress] = []
+
+    def announce(plan: DistilPlan) -> None:
+        print(plan.line, file=sys.stderr, flush=True)
+
+    def show(progress: Progress) -> None:
+        measured.append(progress)
+        print(_line(progress), file=sys.stderr, flush=True)
+
+    with live_stages() as stages:
+        held_out = Distillation(request, stages, planned=announce, report=show).run()
+        outcome = add_if_faster(root, out, held_out, stages)
+    if not arguments.json:
+        print(_result(out, root, outcome))
+    last = measured[-1]
+    return {
+        "folder": str(out),
+        "tokens": last.tokens,
+        "tokens_a_round": last.total.length(),
+        "accepted": {str(depth): share for depth, share in enumerate(last.total.shares, start=1)},
+        "predicted": last.speed_up,
+        "before": outcome.before,
+        "after": outcome.after,
+        "added": outcome.added,
+    }
+
+
+def _line(progress: Progress) -> str:
+    total, trend = progress.total, progress.trend
+    kinds = ", ".join(f"{kind or 'all'} {each.length():.2f}" for kind, each in sorted(progress.kinds.items()))
+    shares = " ".join(f"{share:.2f}" for share in total.shares)
+    line = (
+        f"{progress.seconds / 60:.0f} min: {total.length():.2f} tokens a round ({kinds}), accepted by depth {shares}; "
+        f"predicted {progress.speed_up:.2f} times plain decoding"
+    )
+    if trend is None:
+        return line
+    later = trend.at(progress.tokens * (1 + 3600 / progress.seconds))
+    more = later / total.length() - 1
+    return f"{line}; another hour: {later:.2f}" + (", hardly more" if more < _LEAST_GAIN else "")
+
+
+def _result(out: Path, root: Path, outcome: Outcome) -> str:
+    speeds = f"{outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} without"
+    if outcome.added:
+        return f"{out}: {speeds}; the head was added (`edgedecode head remove` undoes it)"
+    return f"{out}: {speeds}; the model was left as it was"
+
+
+distil: Command = DistilCommand()

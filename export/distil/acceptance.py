@@ -1,0 +1,94 @@
+"""How far a head's drafts agree with its target on texts that were held out, and what that promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from .head_network import HeadNetwork
+from .training import Batches, drafted
+
+MOST_DEPTH = 6
+"""Longest draft that is looked at."""
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Counts over the positions of answers where a draft may begin."""
+
+    begun: int = 0
+    reached: list[int] = field(default_factory=lambda: [0] * MOST_DEPTH)
+    """Drafts whose first 1, 2, ... tokens are all the target's likeliest."""
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the drafts accepted so far whose next token is accepted too, by depth."""
+        before = [self.begun, *self.reached]
+        return [count / max(1, earlier) for count, earlier in zip(self.reached, before, strict=False)]
+
+    def length(self, draft: int = MOST_DEPTH) -> float:
+        """Return the tokens of a round with drafts of this length: those accepted, and the target's own."""
+        return 1 + sum(self.reached[:draft]) / max(1, self.begun)
+
+    def add(self, other: Acceptance) -> None:
+        self.begun += other.begun
+        self.reached = [one + more for one, more in zip(self.reached, other.reached, strict=True)]
+
+
+def measure(network: HeadNetwork, table: Tensor, batches: Batches, texts: Mapping[int, str]) -> dict[str, Acceptance]:
+    """Return the acceptance by kind. texts: the held-out texts' indices, and each one's kind."""
+    found: dict[str, Acceptance] = {}
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        for group in batches.epoch(list(texts), seed=0):
+            batch = batches.batch(group)
+            outputs = network.depths(
+                batch.features, embedding(batch.next_tokens, table), batch.lengths, depth=MOST_DEPTH
+            )
+            alive = batch.answered.clone()
+            by_text = [Acceptance(begun=int(count)) for count in alive.sum(1)]
+            for depth, output in enumerate(outputs):
+                chosen = drafted(batch.answered, depth)
+                right = torch.zeros(alive.numel(), dtype=torch.bool)
+                guessed = network.lm_head(output.flatten(0, 1)[chosen]).argmax(-1)
+                right[chosen] = guessed == batch.rows.flatten(0, 1)[chosen, 0]
+                ahead = torch.zeros_like(alive)
+                ahead[:, : alive.shape[1] - depth] = right.view_as(alive)[:, depth:]
+                alive &= ahead
+                for each, count in zip(by_text, alive.sum(1), strict=True):
+                    each.reached[depth] = int(count)
+            for index, each in zip(group, by_text, strict=True):
+                found.setdefault(texts[index], Acceptance()).add(each)
+    return found
+
+
+def together(parts: Mapping[str, Acceptance]) -> Acceptance:
+    """Return the counts of all kinds."""
+    total = Acceptance()
+    for part in parts.values():
+        total.add(part)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Tokens of a round as a + b · log(tokens read), by least squares over the measurements so far."""
+
+    constant: float
+    slope: float
+
+    @classmethod
+    def of(cls, measured: Sequence[tuple[int, float]]) -> Trend | None:
+        """Return the trend of (tokens read, tokens of a round); None for fewer than three."""
+        if len(measured) < 3:
+            return None
+        slope, constant = np.polyfit([log(tokens) for tokens, _ in measured], [length for _, length in measured], 1)
+        return cls(float(constant), float(slope))
+
+    def at(self, tokens: float) -> float:
+        return self.constant + self.slope * log(tokens)

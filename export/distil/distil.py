@@ -1,0 +1,305 @@
+"""Trains a drafting head for a target in one folder: texts, labels, training, and the head; each goes on where it was.
+
+Sources: EAGLE-3 (2503.01840) for the head and its unrolled steps; FastDraft (2411.11055) for text of the target's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from edgedecode import load
+from edgedecode.arrays import IntArray
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
+from edgedecode.errors import CapabilityError, ExportError, InputError
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.gate import check_pack
+
+from ..gguf.maker import GgufMaker
+from ..heads.head import LEAST_LAYERS
+from ..stages import Stages
+from .acceptance import Acceptance, Trend, measure, together
+from .costs import PassCosts, pass_costs
+from .head_folder import write_head
+from .head_network import HeadNetwork
+from .labels import Labels, label_type, write_labels
+from .plan import DistilPlan, distil_plan
+from .start import earlier_head, new_head, sizes_of
+from .target_weights import TargetWeights
+from .texts import HELD_OUT, Text, bundled_prompts, read_prompts, read_texts, short_enough, write_texts
+from .training import DEPTH, MEAN_DEPTH, Batches, Training, frequent_ids
+
+ROWS = 8192
+"""Ids that a head proposes: they are 97% of SmolLM2-135M's answers, and its step costs 0.05 of a target's."""
+EPOCHS, MOST_EPOCHS = 8, 16
+"""Times that each text is read, and at most where minutes decide."""
+WRITING_SHARE = 0.6
+"""Of the minutes. Text is what lacks: a head that reads each text eight times still gains by more of it."""
+REPORT_SECONDS = 300.0
+_TARGET_COPIES = 2
+"""Of the target's weights, in the memory that it takes."""
+_MOST_HELD_OUT = 64
+"""Prompts of given answers."""
+_TIMED = 7
+"""Batches by whose median time the number of steps is decided: the first take longer."""
+_TEXTS, _LABELS, _TRAINING, _OPTIONS = "texts.jsonl", "labels.bin", "training.pt", "distil.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DistilRequest:
+    """minutes, tokens: of the whole work, or of the answers that are written; one of them is None."""
+
+    root: Path
+    out: Path
+    minutes: float | None = None
+    tokens: int | None = None
+    prompts: Path | None = None
+    answers: Path | None = None
+    init: Path | None = None
+    resume: bool = False
+
+    def options(self) -> dict[str, object]:
+        """Return what a resumed work must have in common with the one that it goes on with."""
+        files = {"prompts": self.prompts, "answers": self.answers}
+        digests = {name: None if path is None else _digest(path) for name, path in files.items()}
+        return {**digests, "init": self.init and str(self.init), "minutes": self.minutes, "tokens": self.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A measurement on the held-out texts."""
+
+    seconds: float
+    tokens: int
+    """Read by the training so far."""
+    kinds: dict[str, Acceptance]
+    speed_up: float
+    """Predicted from the costs of passes here."""
+    trend: Trend | None
+
+    @property
+    def total(self) -> Acceptance:
+        return together(self.kinds)
+
+
+class Distillation:
+    """The work in one folder. planned: is told what it will take. report: of each measurement.
+
+    Raises ExportError for a target that no head can be for, InputError for a folder that is not empty, or that holds no
+    such work.
+    """
+
+    def __init__(
+        self,
+        request: DistilRequest,
+        stages: Stages,
+        *,
+        planned: Callable[[DistilPlan], None] = lambda plan: None,
+        report: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self._request, self._stages, self._planned, self._report = request, stages, planned, report
+        self._manifest = check_pack(request.root)
+        self._entry = self._manifest.located("target")
+        layers = self._entry.layers
+        if layers < LEAST_LAYERS:
+            raise ExportError(f"the target has {layers} layers: heads are for targets of {LEAST_LAYERS} or more")
+        self.taps = (2, layers // 2, layers - 3)
+        self._started = monotonic()
+        self._begin()
+
+    def run(self) -> list[Text]:
+        """Write the head into the folder, and return the texts that were held out. What is done is kept if it stops."""
+        out, width = self._request.out, 3 * self._entry.hidden_size
+        with self._target_file() as path:
+            target = TargetWeights(path)
+            texts = self._texts(out / _TEXTS, target)
+            if min(held := sum(text.held_out for text in texts), len(texts) - held) < 1:
+                raise InputError(f"{len(texts)} answers are too few to train on: at least {2 * HELD_OUT} are needed")
+            costs = self._label(out / _LABELS, texts, width=width)
+            self._train(Labels.open(out / _LABELS, texts, width=width), target, costs)
+        return [text for text in texts if text.held_out]
+
+    def _begin(self) -> None:
+        """Make the folder, or check that it holds such a work."""
+        out, options = self._request.out, self._request.options()
+        path = out / _OPTIONS
+        if self._request.resume:
+            try:
+                known = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                raise InputError(f"{out} holds no work to go on with: leave out --resume") from None
+            if others := [name for name, value in options.items() if known.get(name) != value]:
+                raise InputError(
+                    f"the work in {out} was begun with another --{others[0]}: give the same, or another --out"
+                )
+            return
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} is not empty: --resume goes on with the work in it, --out names another folder")
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(options), encoding="utf-8")
+
+    def _texts(self, path: Path, target: TargetWeights) -> list[Text]:
+        """Return the texts, written or given."""
+        size, request = self._manifest.vocabulary_size, self._request
+        if request.answers is not None:
+            texts = _held_out(read_texts(request.answers, vocabulary_size=size))
+            self._plan(target, sum(len(text.answer) for text in texts))
+            return texts
+        if (self._request.out / _TRAINING).exists():
+            return read_texts(path, vocabulary_size=size)
+        prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts)
+        wanted, seconds = request.tokens, 60 * WRITING_SHARE * (request.minutes or 0)
+        with closing(load(request.root)) as pair, self._stages.stage("writing answers", wanted or int(seconds)) as step:
+            written, shown, began = 0, 0, monotonic()
+
+            def advance(text: Text) -> bool:
+                nonlocal written, shown
+                if not written:
+                    rate = len(text.answer) / (monotonic() - began)
+                    self._plan(target, wanted or int(rate * seconds))
+                written += len(text.answer)
+                now = written if wanted else int(monotonic() - self._started)
+                step(now - shown)
+                shown = now
+                return now < (wanted or seconds)
+
+            write_texts(pair, short_enough(pair, prompts), path, advance=advance)
+        return read_texts(path, vocabulary_size=size)
+
+    def _plan(self, target: TargetWeights, tokens: int) -> None:
+        """Tell what the work will take. Raises ExportError if the disk is too small for it."""
+        sizes = sizes_of(target, rows=min(ROWS, target.rows))
+        nbytes = _TARGET_COPIES * self._weights_nbytes
+        plan = distil_plan(sizes, vocabulary_size=target.rows, target_nbytes=nbytes, tokens=tokens)
+        self._planned(plan)
+        out = self._request.out
+        if (free := shutil.disk_usage(out).free) < plan.disk_nbytes:
+            raise ExportError(
+                f"the work takes {format_nbytes(plan.disk_nbytes)} of disk, {out} has {format_nbytes(free)} left: "
+                f"make room, or ask for less (--tokens)"
+            )
+
+    @property
+    def _weights_nbytes(self) -> int:
+        return (self._request.root / self._entry.weights).stat().st_size
+
+    def _label(self, path: Path, texts: Sequence[Text], *, width: int) -> PassCosts:
+        """Write the labels that the file lacks, and time the target's passes."""
+        row, lengths = label_type(width).itemsize, [len(text.tokens) for text in texts]
+        have, done, rows = path.stat().st_size // row if path.exists() else 0, 0, 0
+        while done < len(texts) and rows + lengths[done] <= have:
+            rows, done = rows + lengths[done], done + 1
+        with path.open("ab") as file:
+            file.truncate(rows * row)
+        size = self._manifest.vocabulary_size
+        request = ModelRequest(self._entry, self._request.root, "target", size, Budget(), taps=self.taps)
+        model = find_runtime("onnx").open(request)
+        with self._stages.stage("reading answers", sum(lengths[done:])) as step:
+            write_labels(model, texts[done:], path, done=lambda text: step(len(text.tokens)))
+        return pass_costs(model, weights_nbytes=self._weights_nbytes)
+
+    @contextmanager
+    def _target_file(self) -> Iterator[Path]:
+        """Yield the target's GGUF file; one that is made for it is removed again."""
+        entry, root = self._entry, self._request.root
+        if entry.gguf:
+            yield root / entry.gguf
+            return
+        if not entry.gguf_plan:
+            raise CapabilityError("the pack has no GGUF file of its target: export it with gguf among the --formats")
+        made = self._request.out / "target.gguf"
+        try:
+            GgufMaker().make(entry, root, made)
+            yield made
+        finally:
+            made.unlink(missing_ok=True)
+
+    def _train(self, labels: Labels, target: TargetWeights, costs: PassCosts) -> None:
+        checkpoint, texts = self._request.out / _TRAINING, labels.texts
+        held = {index: text.kind for index, text in enumerate(texts) if text.held_out}
+        trained = [index for index in range(len(texts)) if index not in held]
+        network, ids = self._start(target, [texts[index] for index in trained])
+        batches = Batches(labels, ids, vocabulary_size=target.rows)
+        training = Training(network, target.embedding, batches, trained)
+        if checkpoint.exists():
+            training.load(checkpoint)
+        else:
+            training.steps = self._steps(training, batches, trained)
+            training.save(checkpoint)
+        measured: list[tuple[int, float]] = []
+        in_step = sum(len(texts[index].tokens) for index in trained) / len(batches.epoch(trained, seed=0))
+
+        def note() -> None:
+            kinds = measure(network, target.embedding, batches, held)
+            total, read = together(kinds), int(in_step * training.done)
+            measured.append((read, total.length()))
+            trend, seconds = Trend.of(measured), monotonic() - self._started
+            speed = costs.speed_up(total, parameters=network.sizes.parameters)
+            self._report(Progress(seconds, read, kinds, speed, trend))
+            training.save(checkpoint)
+            self._write(network, ids)
+
+        with self._stages.stage("training", training.steps) as step:
+            step(training.done)
+            last = monotonic()
+            try:
+                for _ in training.run():
+                    step(1)
+                    if monotonic() - last > REPORT_SECONDS and training.done < training.steps:
+                        note()
+                        last = monotonic()
+            except (KeyboardInterrupt, SystemExit):
+                training.save(checkpoint)
+                raise
+        note()
+
+    def _write(self, network: HeadNetwork, ids: IntArray) -> None:
+        entry, folder = self._entry, self._request.out
+        facts = {"verifier": entry.source, "license": entry.license}
+        write_head(folder, network, ids, taps=self.taps, vocabulary_size=entry.rows, context=entry.context, **facts)
+
+    def _start(self, target: TargetWeights, texts: Sequence[Text]) -> tuple[HeadNetwork, IntArray]:
+        if self._request.init is not None:
+            return earlier_head(self._request.init, target)
+        size = target.rows
+        ids = frequent_ids(texts, rows=min(ROWS, size), vocabulary_size=size)
+        return new_head(target, ids), ids
+
+    def _steps(self, training: Training, batches: Batches, texts: Sequence[int]) -> int:
+        """Return the number of steps: by epochs, or as many as the minutes leave."""
+        epoch = batches.epoch(texts, seed=0)
+        if self._request.minutes is None:
+            return EPOCHS * len(epoch)
+        seconds = []
+        for batch in epoch[:_TIMED]:
+            started = monotonic()
+            training.try_batch(batch)
+            seconds.append(monotonic() - started)
+        left = 60 * self._request.minutes - (monotonic() - self._started)
+        step = median(seconds) * MEAN_DEPTH / DEPTH
+        return max(len(epoch), min(MOST_EPOCHS * len(epoch), int(left / step)))
+
+
+def _held_out(texts: Sequence[Text]) -> list[Text]:
+    """Return the texts; if none is held out, those of some prompts are."""
+    if any(text.held_out for text in texts):
+        return list(texts)
+    prompts = sorted({text.prompt for text in texts})
+    kept = set(prompts[:: max(HELD_OUT, len(prompts) // _MOST_HELD_OUT)])
+    return [replace(text, held_out=text.prompt in kept) for text in texts]
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None

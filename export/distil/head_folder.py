@@ -1,0 +1,61 @@
+"""Writes a trained head as a folder in the layout of vLLM's speculators, which other programs read too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from edgedecode.arrays import IntArray
+
+from .head_network import HeadNetwork
+
+
+def write_head(
+    folder: Path,
+    network: HeadNetwork,
+    ids: IntArray,
+    *,
+    taps: Sequence[int],
+    vocabulary_size: int,
+    verifier: str,
+    license: str,
+    context: int,
+) -> None:
+    """Write config.json and model.safetensors. taps: the target's layers whose inputs it reads."""
+    sizes = network.sizes
+    mask = np.zeros(vocabulary_size, np.bool_)
+    mask[ids] = True
+    tensors = {name: each.detach().to(torch.float16) for name, each in network.state_dict().items()}
+    tensors |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "t2d": torch.from_numpy(mask)}
+    config = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.mlp,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_size,
+            "num_hidden_layers": 1,
+            "rms_norm_eps": sizes.epsilon,
+            "rope_theta": sizes.base,
+            "max_position_embeddings": context,
+            "vocab_size": vocabulary_size,
+            "hidden_act": "silu",
+        },
+        "draft_vocab_size": len(ids),
+        "target_hidden_size": sizes.hidden,
+        "eagle_aux_hidden_state_layer_ids": list(taps),
+        "norm_before_residual": False,
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": verifier}},
+        "license": license,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,171 @@
+"""The texts that a head learns from: prompts, and what the target answers, greedy and at 0.8 in turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from edgedecode import Message, Pair, SamplingOptions, SessionOptions
+from edgedecode.errors import InputError
+
+MOST_ANSWER, MOST_PROMPT = 320, 512
+"""Tokens of an answer that are written, and of the longest prompt that is used."""
+CONTEXT = MOST_PROMPT + MOST_ANSWER
+HELD_OUT = 6
+"""One bundled or given prompt of this many is never trained on."""
+_LEAST_PROMPT = 4
+_TEMPERATURE = 0.8
+_OWN_PROMPTS = SamplingOptions(temperature=0.9)
+_MARK = "@@@"
+
+
+@dataclass(frozen=True, slots=True)
+class DistilPrompt:
+    """What a user says, and of which kind it is."""
+
+    text: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt's tokens as the template renders it, and the answer's, the end of the turn included."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    temperature: float
+    kind: str = ""
+    held_out: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.answer
+
+    @property
+    def line(self) -> bytes:
+        """The text in its file."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+
+class Advance(Protocol):
+    """Is told of each text, and says whether more are wanted."""
+
+    def __call__(self, text: Text) -> bool: ...
+
+
+def bundled_prompts() -> list[DistilPrompt]:
+    """Return the prompts that come with the program."""
+    return _prompts(files(__package__).joinpath("prompts.jsonl").read_bytes(), "the bundled prompts")
+
+
+def read_prompts(path: Path) -> list[DistilPrompt]:
+    """Read prompts, a JSON object or a plain line each. Raises InputError."""
+    try:
+        return _prompts(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_texts(path: Path, *, vocabulary_size: int) -> list[Text]:
+    """Read texts, one JSON object a line; a last line without its end is left out. Raises InputError."""
+    texts = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            found = json.loads(line)
+            prompt, answer = (tuple(int(each) for each in found[name]) for name in ("prompt", "answer"))
+            if not answer or not all(0 <= each < vocabulary_size for each in prompt + answer):
+                raise ValueError("the answer is empty, or an id is outside the target's vocabulary")
+            held_out = found.get("held_out") is True
+            texts.append(Text(prompt, answer, float(found.get("temperature", 0)), str(found.get("kind", "")), held_out))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number} is no text of prompt and answer in ids: {error}") from None
+    return texts
+
+
+def write_texts(pair: Pair, prompts: Sequence[DistilPrompt], path: Path, *, advance: Advance) -> None:
+    """Let the target answer until `advance` says that it is enough; go on after the texts of an earlier call.
+
+    First come the given prompts, greedy and sampled in turns, then prompts that the target writes itself, as the
+    given ones are few and greedy answers do not differ. Each text depends only on its number: the file is the same
+    however often the writing stopped.
+    """
+    kept = read_texts(path, vocabulary_size=pair.tokenizer.size) if path.exists() else []
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.truncate(file.seek(sum(len(text.line) for text in kept)))
+        if kept and not all(advance(text) for text in kept):
+            return
+        for text in _texts(pair, prompts, first=len(kept)):
+            file.write(text.line)
+            file.flush()
+            if not advance(text):
+                return
+
+
+def _texts(pair: Pair, prompts: Sequence[DistilPrompt], *, first: int) -> Iterator[Text]:
+    begin = _beginning(pair)
+    for number in count(first):
+        held_out, temperature = False, _TEMPERATURE * (number % 2)
+        if number < len(prompts):
+            prompt, held_out = prompts[number], number % HELD_OUT == 0
+            temperature = 0.0 if held_out else temperature
+        elif (own := _own(pair, begin, seed=number) if begin else None) is not None:
+            prompt = own
+        else:  # a prompt again, and not one that is held out
+            place = number % len(prompts)
+            prompt = prompts[place if place % HELD_OUT else (place + 1) % len(prompts)]
+            temperature = _TEMPERATURE
+        sampling = SamplingOptions(temperature=temperature)
+        with pair.session(SessionOptions(sampling=sampling, seed=number, context=CONTEXT)) as session:
+            answer = session.generate(prompt.text, max_tokens=MOST_ANSWER).tokens
+        yield Text(_rendered(pair, prompt.text), answer, temperature, prompt.kind, held_out)
+
+
+def _rendered(pair: Pair, text: str) -> tuple[int, ...]:
+    return tuple(pair.tokenizer.encode(pair.tokenizer.render([Message("user", text)])))
+
+
+def short_enough(pair: Pair, prompts: Sequence[DistilPrompt]) -> list[DistilPrompt]:
+    """Return the prompts that leave room for an answer."""
+    return [prompt for prompt in prompts if len(_rendered(pair, prompt.text)) <= MOST_PROMPT]
+
+
+def _beginning(pair: Pair) -> tuple[int, ...]:
+    """Return the tokens with which the template begins a user's turn; empty if it changes what a user says."""
+    rendered = pair.tokenizer.render([Message("user", _MARK)])
+    before, mark, _ = rendered.partition(_MARK)
+    return tuple(pair.tokenizer.encode(before)) if mark else ()
+
+
+def _own(pair: Pair, begin: Sequence[int], *, seed: int) -> DistilPrompt | None:
+    """Return a prompt that the target writes; None if it writes none."""
+    with pair.session(SessionOptions(sampling=_OWN_PROMPTS, seed=seed, context=CONTEXT)) as session:
+        written = session.collect(session.complete(begin, max_tokens=MOST_PROMPT // 4))
+    text = written.text.strip()
+    return DistilPrompt(text, "written") if len(written.tokens) > _LEAST_PROMPT and text else None
+
+
+def _prompts(content: bytes, name: str) -> list[DistilPrompt]:
+    found: dict[str, DistilPrompt] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
+        if not (plain := line.strip()):
+            continue
+        prompt = DistilPrompt(plain)
+        if plain.startswith("{"):
+            try:
+                value = json.loads(plain)
+                prompt = DistilPrompt(str(value["prompt"]), str(value.get("kind", "")))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{name}, line {number} is no prompt: {error}") from None
+        found.setdefault(prompt.text, prompt)
+    if not found:
+        raise InputError(f"{name} has no prompts")
+    return list(found.values())

@@ -1,0 +1,29 @@
+"""The heads that come with the program, found by the weights of the targets that they are for."""
+
+from hashlib import sha256
+from pathlib import Path
+
+from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.encoding import F32
+
+from .pack_head import add_head
+
+_FOLDER = Path(__file__).parent / "shipped"
+
+
+def add_shipped_head(pack: Path, target: Path) -> None:
+    """Add the head for a target's GGUF file to the pack that was made of it, if there is one. Raises as `add_head`."""
+    head = _FOLDER / f"{weights_digest(target)[:16]}.gguf"
+    if head.is_file():
+        add_head(pack, head)
+
+
+def weights_digest(target: Path) -> str:
+    """Return the digest of a model's norms: files of one model have the same, whatever the types of its matrices."""
+    contents, digest = read_contents(target), sha256()
+    with target.open("rb") as file:
+        for name, tensor in sorted(contents.tensors.items()):
+            if tensor.type == F32 and len(tensor.shape) == 1:
+                file.seek(contents.start + tensor.offset)
+                digest.update(name.encode() + file.read(tensor.nbytes))
+    return digest.hexdigest()

@@ -1,0 +1,206 @@
+"""`distil` on the bundled target: texts, the head and its folder, going on where it stopped, and what it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the export extras are not installed")
+
+from edgedecode import load
+from edgedecode.cli import main
+from edgedecode.export.distil.distil import Distillation, DistilRequest
+from edgedecode.export.distil.plan import DistilPlan
+from edgedecode.export.distil.texts import (
+    HELD_OUT,
+    MOST_PROMPT,
+    DistilPrompt,
+    Text,
+    bundled_prompts,
+    read_texts,
+    short_enough,
+    write_texts,
+)
+from edgedecode.export.heads.layouts import read_head
+from edgedecode.export.stages import Stages
+from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
+
+pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
+TOKENS = 1500
+CHILD = """
+import sys
+from pathlib import Path
+import torch
+from edgedecode.export.distil import distil
+from edgedecode.export.stages import Stages
+distil.EPOCHS = 3
+torch.set_num_threads(1)
+request = distil.DistilRequest(Path(sys.argv[1]), Path(sys.argv[2]), tokens=int(sys.argv[3]), resume=len(sys.argv) > 4)
+distil.Distillation(request, Stages(), report=lambda progress: None).run()
+"""
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    shutil.copytree(BUNDLED_PACK, tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def enough(count: int, told: list[Text]) -> Callable[[Text], bool]:
+    """Return an `advance` that wants this many texts."""
+
+    def advance(text: Text) -> bool:
+        told.append(text)
+        return len(told) < count
+
+    return advance
+
+
+def test_bundled_prompts_are_many_and_of_several_kinds() -> None:
+    prompts = bundled_prompts()
+    assert len({prompt.text for prompt in prompts}) == len(prompts) >= 150
+    assert len({prompt.kind for prompt in prompts}) >= 6
+    assert len({prompt.kind for prompt in prompts[::HELD_OUT]}) >= 6
+
+
+def test_texts_do_not_depend_on_where_the_writing_stopped(tmp_path: Path) -> None:
+    prompts = [DistilPrompt(f"Tell me a story about a {animal}.", "story") for animal in ("cat", "dog", "hen")]
+    prompts.append(DistilPrompt("word " * 2 * MOST_PROMPT))
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    with load(BUNDLED_PACK) as pair:
+        assert short_enough(pair, prompts) == prompts[:3]
+        write_texts(pair, prompts[:3], whole, advance=enough(6, []))
+        write_texts(pair, prompts[:3], parts, advance=enough(2, []))
+        with parts.open("ab") as file:
+            file.write(b'{"prompt": [1, 2')  # a write that was cut off
+        told: list[Text] = []
+        write_texts(pair, prompts[:3], parts, advance=enough(6, told))
+        size, end = pair.tokenizer.size, pair.tokenizer.special_ids
+    assert whole.read_bytes() == parts.read_bytes()
+    texts = read_texts(whole, vocabulary_size=size)
+    assert texts == told
+    assert [text.held_out for text in texts] == [True, False, False, False, False, False]
+    assert [text.temperature for text in texts[:3]] == [0.0, 0.8, 0.0]
+    assert texts[3].prompt not in {text.prompt for text in texts[:3]}, "the target writes a prompt of its own"
+    assert all(text.answer[-1] in end for text in texts if len(text.answer) < 100)
+
+
+def test_a_head_is_trained_that_guesses_what_a_new_one_does_not(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedecode.export.distil.training.POSITIONS", 512)  # more steps of less
+    out, planned, measured = tmp_path / "head", list[DistilPlan](), []
+    prompts = tmp_path / "prompts.txt"
+    animals = ("cat", "dog", "hen", "fox", "owl", "frog", "pony", "bear", "duck", "mouse", "horse", "squirrel")
+    prompts.write_text("".join(f"Tell me a short story about a {animal}.\n" for animal in animals))
+    request = DistilRequest(pack, out, tokens=2 * TOKENS, prompts=prompts)
+    held_out = Distillation(request, Stages(), planned=planned.append, report=measured.append).run()
+    head, target = read_head(out), Manifest.load(pack).models["target"]
+    assert head.shape.taps == (2, target.layers // 2, target.layers - 3)
+    assert head.shape.license == target.license
+    assert head.ids is not None or head.shape.rows == target.rows
+    assert measured[-1].total.length() > 1.1  # 1.00 for a new one
+    assert held_out
+    assert planned[0].disk_nbytes > sum(path.stat().st_size for path in out.iterdir())
+    assert not any(path.name == "target.gguf" for path in out.iterdir())
+
+
+def child(pack: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-c", CHILD, str(pack), str(out), str(TOKENS), *more]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a training that never stopped."""
+    out = tmp_path_factory.mktemp("distil") / "head"
+    subprocess.run(child(BUNDLED_PACK, out), check=True)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [("texts.jsonl", 1), ("texts.jsonl", 3000), ("labels.bin", 1), ("labels.bin", 1 << 20), ("training.pt", 1)],
+)
+def test_a_killed_training_goes_on_to_the_same_weights(name: str, nbytes: int, unbroken: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    with subprocess.Popen(child(BUNDLED_PACK, out)) as running:
+        while running.poll() is None and not ((out / name).exists() and (out / name).stat().st_size >= nbytes):
+            time.sleep(0.005)
+        running.kill()
+    assert not (out / "model.safetensors").exists()
+    subprocess.run(child(BUNDLED_PACK, out, "resume"), check=True)
+    for each in ("texts.jsonl", "labels.bin", "model.safetensors", "config.json"):
+        assert (unbroken / each).read_bytes() == (out / each).read_bytes(), each
+
+
+def test_the_command_says_what_it_does_and_leaves_a_slower_pack_as_it_was(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter((1.5, 1.4, 1.5, 1.6))
+    monkeypatch.setattr("edgedecode.export.distil.adding.speed_up", lambda *_, **__: next(speeds))
+    before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    given = ["distil", str(pack), "--tokens", str(TOKENS), "--out", str(tmp_path / "head")]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    assert "the model was left as it was" in said.out
+    assert "of memory" in said.err
+    assert "tokens a round" in said.err
+    assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
+    assert main([*given, "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] is True
+    assert Manifest.load(pack).head is not None
+
+
+def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
+    with load(pack) as pair:
+        write_texts(pair, bundled_prompts(), tmp_path / "given.jsonl", advance=enough(2 * HELD_OUT, []))
+        texts = read_texts(tmp_path / "given.jsonl", vocabulary_size=pair.tokenizer.size)
+    given = tmp_path / "answers.jsonl"
+    given.write_bytes(b"".join(replace(text, held_out=False).line for text in texts))
+    first = DistilRequest(pack, tmp_path / "one", answers=given)
+    held_out = Distillation(first, Stages()).run()
+    assert 0 < len(held_out) < len(texts)
+    again = DistilRequest(pack, tmp_path / "two", answers=given, init=tmp_path / "one")
+    Distillation(again, Stages()).run()
+    assert read_head(tmp_path / "two").shape == read_head(tmp_path / "one").shape
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--out", "full"], "is not empty: --resume goes on"),
+        (["--out", "none", "--resume"], "holds no work to go on with"),
+        (["--out", "begun", "--resume", "--tokens", "9"], "was begun with another --tokens"),
+        (["--prompts", "missing.txt"], "cannot be read"),
+        (["--prompts", "empty.txt"], "has no prompts"),
+        (["--prompts", "bad.jsonl"], "line 2 is no prompt"),
+        (["--answers", "bad.jsonl"], "line 1 is no text"),
+        (["--answers", "few.jsonl"], "too few to train on"),
+        (["--answers", "few.jsonl", "--init", "full"], "holds no head of this target"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("full", "begun"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    options = {"prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
+    (tmp_path / "begun" / "distil.json").write_text(json.dumps(options))
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"text": "Hi"}\n')
+    lines = [{"prompt": [1, index], "answer": [3, 4]} for index in range(2 if "--init" in given else 1)]
+    (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main(["distil", str(BUNDLED_PACK), *given]) == 1
+    error = capsys.readouterr().err
+    assert message in error.replace("\n", " ")
+    assert "Traceback" not in error
