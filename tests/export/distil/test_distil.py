@@ -1,6 +1,7 @@
 """`distil` on the bundled target: texts, the head and its folder, going on where it stopped, and what it refuses."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,9 +33,11 @@ from edgedecode.export.stages import Stages
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from edgedecode.text.prompts import parse_prompts
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1500
+UNSEEN = Path(__file__).parents[3] / "bench" / "unseen.jsonl"
 CHILD = """
 import sys
 from pathlib import Path
@@ -69,6 +72,16 @@ def test_bundled_prompts_are_many_and_of_several_kinds() -> None:
     assert len({prompt.text for prompt in prompts}) == len(prompts) >= 150
     assert len({prompt.kind for prompt in prompts}) >= 6
     assert len({prompt.kind for prompt in prompts[::HELD_OUT]}) >= 6
+
+
+def test_no_bundled_prompt_is_one_that_speed_is_measured_on() -> None:
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"\w+", text.lower()))
+
+    measured = [words(turn) for prompt in parse_prompts(UNSEEN.read_bytes(), UNSEEN.name) for turn in prompt.turns]
+    for prompt in bundled_prompts():
+        ours = words(prompt.text)
+        assert all(len(ours & theirs) < 0.6 * len(ours | theirs) for theirs in measured), prompt.text
 
 
 def test_texts_do_not_depend_on_where_the_writing_stopped(tmp_path: Path) -> None:
