@@ -1,4 +1,4 @@
-"""The server's endpoints, as OpenAI's clients expect them."""
+"""The server's endpoints, as clients of OpenAI and Ollama expect them."""
 
 import asyncio
 import re
@@ -29,6 +29,7 @@ from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
 from .offered import Health, Models, described_model, memory, model_names, named_model, props
+from .ollama.models import FOLLOWED, listed_model, loaded, shown, shown_name, tags
 from .openapi import description
 from .page import page_routes
 from .reasoning import as_able
@@ -89,6 +90,10 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
             Route(path, partial(endpoints.answered, read=read, form=form), methods=["POST"])
             for path, read, form in forms
         ),
+        Route("/api/version", endpoints.version),
+        Route("/api/tags", endpoints.tags),
+        Route("/api/ps", endpoints.loaded),
+        Route("/api/show", endpoints.shown, methods=["POST"]),
         *page_routes(),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
@@ -140,6 +145,24 @@ class _Endpoints:
         if not name or named_model(name, self._service.pair, strict=True) is None:
             return _unknown_model(name, self._service.pair)
         return JsonResponse(described_model(name, self._service))
+
+    async def version(self, _: Request) -> Response:
+        return JsonResponse({"version": FOLLOWED})
+
+    async def tags(self, _: Request) -> Response:
+        return JsonResponse(tags(self._service))
+
+    async def loaded(self, _: Request) -> Response:
+        return JsonResponse(loaded(self._service))
+
+    async def shown(self, request: Request) -> Response:
+        try:
+            name = shown_name(await request.body())
+        except EdgeDecodeError as error:
+            return _refused(error)
+        if listed_model(name, self._service.pair) is None:
+            return _unknown_model(name, self._service.pair)
+        return JsonResponse(shown(self._service))
 
     async def answered(self, request: Request, *, read: _Read, form: _Form) -> Response:
         """Answer a request that `read` reads, in the form of its endpoint."""

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
-from msgspec.json import encode
+from msgspec.json import decode, encode
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +16,8 @@ from .page import ASSETS
 
 _OPEN = ("/health", "/")
 """Paths that need no key, with those below the page's `ASSETS`."""
+OLLAMA = "/api/"
+"""What the paths of Ollama's API begin with."""
 
 
 ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
@@ -45,6 +47,16 @@ class JsonResponse(Response):
         return encode(content)
 
 
+class _ErrorResponse(JsonResponse):
+    """An error in OpenAI's form, or in Ollama's if it answers a request of that API."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(OLLAMA):
+            self.body = encode({"error": decode(self.body, type=Error).error.message})
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(
     status: int,
     message: str,
@@ -53,9 +65,9 @@ def error_response(
     code: str | None = None,
     param: str | None = None,
 ) -> Response:
-    """Return an error in OpenAI's form. param: the path of the field of the body that is wrong, if known."""
+    """Return an error. param: the path of the field of the body that is wrong, if known."""
     headers = {"Retry-After": "1"} if status == 503 else None
-    return JsonResponse(Error(ErrorDetails(message, kind, param, code)), status, headers=headers)
+    return _ErrorResponse(Error(ErrorDetails(message, kind, param, code)), status, headers=headers)
 
 
 _MOST_HEADERS = 100

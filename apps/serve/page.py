@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -19,11 +19,16 @@ _RULES = (
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the page and its files, which hold no secrets: no key is asked for them."""
+    """Return the routes of the page, for browsers, and its files, which hold no secrets: no key is asked for them."""
     index = _Files(directory=PAGE)
 
     async def page(request: Request) -> Response:
-        return await index.get_response("index.html", request.scope)
+        if "text/html" in request.headers.get("accept", ""):
+            response = await index.get_response("index.html", request.scope)
+        else:
+            response = PlainTextResponse("Ollama is running")  # its clients look for a server so
+        response.headers["Vary"] = "Accept"
+        return response
 
     return [Route("/", page), Mount(ASSETS, _Files(directory=PAGE / ASSETS.strip("/")))]
 

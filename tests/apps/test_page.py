@@ -52,13 +52,13 @@ def test_the_page_names_no_file_of_another_host() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/assets/page.js", "/assets/page.css"])
 def test_the_page_needs_no_key_and_has_strict_rules(path: str, server: Running) -> None:
-    reply = server.get(path)
+    reply = server.get(path, Accept="text/html,*/*")
     assert reply.status == 200
     rules = reply.headers["Content-Security-Policy"]
     assert "default-src 'none'" in rules
     assert "unsafe" not in rules
     assert "http" not in rules
-    again = server.get(path, **{"If-None-Match": reply.headers["ETag"]})
+    again = server.get(path, **{"Accept": "text/html", "If-None-Match": reply.headers["ETag"]})
     assert again.status == 304
 
 
