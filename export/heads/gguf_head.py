@@ -80,6 +80,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
     texts = {"license": shape.license, "base_model.0.name": shape.verifier}
     fields = [
         encoded_field("general.architecture", HEAD.name),
+        encoded_field("tokenizer.ggml.model", "no_vocab"),  # llama.cpp refuses a file without the field
         *(encoded_field(f"general.{name}", value) for name, value in texts.items() if value),
         *(encoded_field(f"{HEAD.name}.{name}", value) for name, value in numbers.items()),
         *(encoded_field(f"{HEAD.name}.{name}", value, kind=BOOL) for name, value in flags.items()),

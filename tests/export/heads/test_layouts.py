@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
@@ -43,6 +45,18 @@ def test_a_written_head_is_read_back_as_it_is(bits: int, tmp_path: Path) -> None
     first = written(write_flat(tmp_path / "flat", VARIANTS["everything"]), bits=bits)
     (tmp_path / "head.gguf").write_bytes(first)
     assert written(tmp_path / "head.gguf", bits=bits) == first
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_llama_reads_a_packs_head(bits: int, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    (tmp_path / "head.gguf").write_bytes(written(write_speculators(tmp_path / "head", TinyHead()), bits=bits))
+    program = (
+        "import llama_cpp, sys\n"
+        "options = llama_cpp.llama_model_default_params()\n"
+        "sys.exit(not llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), options))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "head.gguf")], check=True)  # it may crash
 
 
 def test_a_pickle_of_tensors_alone_is_read(tmp_path: Path) -> None:
