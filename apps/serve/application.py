@@ -28,13 +28,16 @@ from .guards import Guards, JsonResponse, Limits, error_response
 from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
-from .offered import Health, Models, described_model, memory, model_names, named_model, props
+from .offered import Health, Models, context_length, described_model, memory, model_names, named_model, props
+from .ollama.bodies import read_chat as read_ollama_chat
+from .ollama.bodies import read_generate
 from .ollama.models import FOLLOWED, listed_model, loaded, shown, shown_name, tags
+from .ollama.replies import OllamaReply
 from .openapi import description
 from .page import page_routes
 from .reasoning import as_able
 from .replies import Answered, CompletionsReply, Event, calls_of, text_of
-from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
+from .requests.asked import Asked, ChatBody, CompletionBody, ModelName, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
 from .requests.tools import Call
@@ -50,8 +53,9 @@ _FIELDS = (
     | {each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)}
 )
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
-_Reply: TypeAlias = CompletionsReply | ResponsesReply
+_Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply
 _Form: TypeAlias = Callable[[Asked, str], _Reply]
+_Find: TypeAlias = Callable[[str], ModelName | None]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
 _LONGEST_NOTE = 2000
@@ -69,14 +73,19 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
         await service.close()
 
     kept = KeptItems(service.pair.budget)
-    forms: list[tuple[str, _Read, _Form]] = [
-        ("/v1/chat/completions", read_chat, CompletionsReply),
-        ("/v1/completions", read_completion, CompletionsReply),
+    named = partial(named_model, pair=service.pair, strict=limits.strict_model)
+    listed, context = partial(listed_model, pair=service.pair), context_length(service)
+    forms: list[tuple[str, _Read, _Form, _Find]] = [
+        ("/v1/chat/completions", read_chat, CompletionsReply, named),
+        ("/v1/completions", read_completion, CompletionsReply, named),
         (
             "/v1/responses",
             partial(read_response, find=kept.find, before=kept.before),
             partial(ResponsesReply, keep=kept.keep),
+            named,
         ),
+        ("/api/chat", partial(read_ollama_chat, context=context), OllamaReply, listed),
+        ("/api/generate", partial(read_generate, context=context), partial(OllamaReply, generates=True), listed),
     ]
     routes = [
         Route("/health", endpoints.health),
@@ -87,8 +96,8 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
         *(
-            Route(path, partial(endpoints.answered, read=read, form=form), methods=["POST"])
-            for path, read, form in forms
+            Route(path, partial(endpoints.answered, read=read, form=form, find=find), methods=["POST"])
+            for path, read, form, find in forms
         ),
         Route("/api/version", endpoints.version),
         Route("/api/tags", endpoints.tags),
@@ -114,7 +123,6 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
 class _Endpoints:
     def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
         self._service, self._metrics, self._seconds = service, metrics, limits.seconds
-        self._strict = limits.strict_model
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
@@ -164,12 +172,12 @@ class _Endpoints:
             return _unknown_model(name, self._service.pair)
         return JsonResponse(shown(self._service))
 
-    async def answered(self, request: Request, *, read: _Read, form: _Form) -> Response:
-        """Answer a request that `read` reads, in the form of its endpoint."""
+    async def answered(self, request: Request, *, read: _Read, form: _Form, find: _Find) -> Response:
+        """Answer a request that `read` reads, in the form of its endpoint. find: which model a name means there."""
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
-            model = named_model(asked.name, self._service.pair, strict=self._strict)
+            model = find(asked.name)
             if model is None:
                 return _unknown_model(asked.name, self._service.pair)
             asked = as_able(replace(asked, model=model), self._service.pair.tokenizer.chat_template.source)
@@ -236,7 +244,7 @@ class _Endpoints:
                 yield reply.encoded(event)
             yield reply.done
 
-        return EventStream(sent(), stack, seconds=self._seconds)
+        return EventStream(sent(), stack, media_type=reply.media_type, seconds=self._seconds)
 
     async def _parts(
         self, reply: _Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None

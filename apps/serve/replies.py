@@ -139,6 +139,7 @@ class CompletionsReply:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time()))
 
+    media_type = "text/event-stream"
     done = b"data: [DONE]\n\n"
     """What ends the stream."""
 

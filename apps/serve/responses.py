@@ -127,6 +127,7 @@ class ResponsesReply:
     _ended: FinishReason | None = None
     _failed: ResponseError | None = None
 
+    media_type = "text/event-stream"
     done = b""
 
     def whole(self, answers: Sequence[Answered]) -> Response:

@@ -17,13 +17,13 @@ _logger = logging.getLogger(__name__)
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; what the first answer holds is released even if the client leaves before the first event.
+    """A reply in parts; what the first answer holds is released even if the client leaves before the first part.
 
     seconds: for one event. A client that does not read for so long is disconnected: its answer keeps others waiting.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack, *, seconds: float) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack, *, media_type: str, seconds: float) -> None:
+        super().__init__(events, media_type=media_type, headers={"Cache-Control": "no-store"})
         self._stack, self._seconds = stack, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

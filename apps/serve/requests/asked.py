@@ -97,6 +97,8 @@ class Asked:
     """`model` as it was given, or empty."""
     model: ModelName = ModelName("")
     """What answers: the server fills it in."""
+    context: int | None = None
+    """Most positions of the conversation; None: as the server was started."""
     ignore_eos: bool = False
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     think: str = ""
@@ -130,6 +132,7 @@ class Asked:
         seed = None if first is None or first < 0 else (first + number % self.each) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
+        options = options if self.context is None else replace(options, context=self.context)
         details = replace(
             base.details,
             ignore_eos=self.ignore_eos or base.details.ignore_eos,
@@ -258,13 +261,18 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError("tools belong to chat completions: leave them out")
     if body.echo and body.return_rounds:
         raise InputError("return_rounds reports how answers are made, and echo is none: leave one of them out")
-    prompts = read_prompts(body.prompt)
     if body.best_of not in (None, body.n or 1):
         raise InputError("best_of is not supported by this server: leave it out, or give the same number as n")
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
     check_fields(value, {*(each.name for each in fields(body)), "tools"})
-    asked = _asked(body, defaults, form=read_form(body))
+    return asked_completion(body, defaults, form=read_form(body))
+
+
+def asked_completion(body: CompletionBody, defaults: SamplingOptions, *, form: Form | None) -> Asked:
+    """Return the request of a completion. form: read from its body. Raises InputError."""
+    prompts = read_prompts(body.prompt)
+    asked = _asked(body, defaults, form=form)
     return replace(
         asked,
         prompts=prompts,

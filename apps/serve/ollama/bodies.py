@@ -1,0 +1,192 @@
+"""Reads the bodies of /api/chat and /api/generate, as the OpenAI chat or completion that means the same.
+
+Ollama ignores what it does not know. Here the reply names it: nothing that was asked for is dropped in silence.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from edgedecode import InputError, Message, SamplingOptions
+from edgedecode.text.template_switches import EFFORTS
+from edgedecode.typed_json import JsonValue
+
+from ..requests.answer_form import Form, FormatBody, read_format
+from ..requests.asked import (
+    Asked,
+    ChatBody,
+    CompletionBody,
+    Seed,
+    Stop,
+    asked_chat,
+    asked_completion,
+    check_choice,
+    most_tokens,
+)
+from ..requests.chat_messages import Conversation, MessageBody
+from ..requests.fields import NO_EFFECT, UNSUPPORTED, read_object, typed_body
+from ..requests.sampling import SamplingBody
+from ..requests.tool_fields import ToolBody
+from .models import Name
+
+_SAMPLING = [each.name for each in fields(SamplingBody)]
+_LARGEST = 1 << 53
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(SamplingBody):
+    """num_predict: up to 0: no limit. num_ctx: positions that a conversation may take."""
+
+    seed: Seed | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=_LARGEST)] | None = None
+    num_ctx: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Message(MessageBody):
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """keep_alive: no effect, since the model stays in memory. shift, truncate: false refuses what is too long."""
+
+    model: Name
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: _Options | None = None
+    think: bool | str | None = None
+    keep_alive: int | float | str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChatBody(_Body):
+    messages: Annotated[list[_Message], Meta(max_length=10_000)] | None = None
+    tools: list[ToolBody] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GenerateBody(_Body):
+    """raw: continue the prompt as it is, without the chat template."""
+
+    prompt: str | None = None
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+
+def read_chat(data: bytes, defaults: SamplingOptions, *, context: int) -> Asked:
+    """Read a body of /api/chat. context: the longest conversation that the server takes. Raises InputError."""
+    value = read_object(data)
+    body = typed_body(value, _ChatBody)
+    return _chat(body, value, body.messages or [], defaults, tools=body.tools, context=context)
+
+
+def read_generate(data: bytes, defaults: SamplingOptions, *, context: int) -> Asked:
+    """Read a body of /api/generate. context: as in `read_chat`. Raises InputError."""
+    value = read_object(data)
+    body = typed_body(value, _GenerateBody)
+    if body.suffix:
+        raise InputError("suffix is not supported by this server: leave it out")
+    if body.raw and (body.system or body.think):
+        raise InputError("raw leaves out the chat template, and with it system and think: leave out one or the other")
+    prompt = _Message("user", body.prompt or "", images=body.images)
+    if not body.raw or not body.prompt:
+        system = [_Message("system", body.system)] if body.system else []
+        return _chat(body, value, [*system, prompt] if body.prompt else [], defaults, tools=None, context=context)
+    _messages([prompt])
+    given = CompletionBody(prompt=body.prompt, **_shared(body))
+    asked = asked_completion(given, defaults, form=_form(body.format))
+    return _limited(asked, body, value, context=context)
+
+
+def _chat(
+    body: _Body,
+    value: Mapping[str, JsonValue],
+    given: Sequence[_Message],
+    defaults: SamplingOptions,
+    *,
+    tools: list[ToolBody] | None,
+    context: int,
+) -> Asked:
+    think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
+    check_choice("think", think, EFFORTS)
+    messages = given or [_Message("user", "")]
+    chat = ChatBody(
+        messages=[*messages],
+        tools=tools,
+        reasoning_effort=think,
+        truncation="disabled" if False in (body.truncate, body.shift) else "auto",
+        **_shared(body),
+    )
+    asked = asked_chat(chat, defaults, messages=_messages(messages), form=_form(body.format))
+    asked = asked if given else replace(asked, answers=0, stream=False)  # only whether the model is there
+    return _limited(asked, body, value, context=context)
+
+
+def _shared(body: _Body) -> dict[str, Any]:
+    """Return what chats and completions have in common."""
+    options = body.options or _Options()
+    names = (*_SAMPLING, "seed", "stop")
+    stream = body.stream is not False
+    return {"model": body.model, "stream": stream, **{name: getattr(options, name) for name in names}}
+
+
+def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue], *, context: int) -> Asked:
+    """Return a request with its limits, and notes of what is not followed."""
+    options, given = body.options or _Options(), value.get("options")
+    known = {"tools", *(each.name for each in fields(body))}
+    notes = [*asked.notes, *_unfollowed("", value, known)]
+    notes += _unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
+    if (most := options.num_ctx or context) > context:
+        notes.append(f"options.num_ctx was not followed beyond {context}, where this server's context ends")
+    tokens = options.num_predict
+    return replace(
+        asked,
+        context=None if most >= context else most,
+        max_tokens=None if tokens is None else most_tokens("options.num_predict", tokens or -1, least=1),
+        notes=tuple(notes),
+    )
+
+
+def _unfollowed(place: str, given: Mapping[str, JsonValue], known: set[str]) -> Iterator[str]:
+    """Yield a note for each field that is not known, unless it asks for nothing."""
+    for name, value in given.items():
+        if value and name not in known and name not in NO_EFFECT and value not in UNSUPPORTED.get(name, ()):
+            yield f"{place}{name[:80]} was not followed"
+
+
+def _form(given: str | Mapping[str, Any] | None) -> Form | None:
+    """Return what the field `format` asks for. Raises InputError."""
+    if isinstance(given, Mapping):
+        return Form.of_schema(dict(given), "format")
+    check_choice("format", given, ("json",))
+    return read_format(FormatBody("json_object")) if given else None
+
+
+def _messages(given: Sequence[_Message]) -> list[Message]:
+    """Return messages. A tool's result may name the function instead of the call, or neither. Raises InputError."""
+    places = [f"messages[{number}]" for number in range(len(given))]
+    found, unanswered = list[MessageBody](), dict[str, str]()
+    for message, place in zip(given, places, strict=True):
+        if message.images:
+            raise InputError(f"{place} has images: this server reads text only")
+        calls, id = message.tool_calls, message.tool_call_id
+        if calls:
+            calls = [replace(call, id=call.id or f"{place}.{number}") for number, call in enumerate(calls)]
+            unanswered = {str(call.id): call.function.name for call in calls}
+        elif message.role == "tool" and unanswered:
+            named = [each for each, name in unanswered.items() if name == message.tool_name]
+            id = id or (named or [*unanswered])[0]
+            unanswered.pop(id, None)
+        thought = message.reasoning_content or message.thinking
+        found.append(replace(message, tool_calls=calls, tool_call_id=id, reasoning_content=thought))
+    return Conversation(found, places).read()
