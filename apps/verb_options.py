@@ -216,6 +216,13 @@ def _add_sampling_options(parser: ArgumentParser) -> None:
         metavar="ID=X",
         help="add X to the logit of a token id, -100 (never) to 100; may be repeated",
     )
+    group.add_argument(
+        "--dry-sequence-breaker",
+        action="append",
+        metavar="TEXT",
+        help='DRY\'s repetitions end where a token contains TEXT; "none": nowhere; may be repeated (default: newline, '
+        "colon, quote and asterisk)",
+    )
     group.add_argument("--seed", type=answer_seed, metavar="N", help="seed of the first answer (default: random)")
 
 
@@ -223,6 +230,8 @@ def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
     """Return the pack's options with the given ones in their place. Raises InputError for a value out of range."""
     given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
     given["logit_bias"] = arguments.logit_bias and dict(arguments.logit_bias)
+    if breakers := arguments.dry_sequence_breaker:
+        given["dry_sequence_breakers"] = tuple(each for each in breakers if each != "none")
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(sampling_defaults(generation), **chosen)
 

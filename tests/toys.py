@@ -301,6 +301,9 @@ def reference_row(
         logits[token] -= options.frequency_penalty
     for token in set(generated):
         logits[token] -= options.presence_penalty
+    for token, length in repetitions([*seen, *generated], breakers=options.dry_sequence_breakers).items():
+        if token < vocabulary and length >= options.dry_allowed_length:
+            logits[token] -= options.dry_multiplier * options.dry_base ** (length - options.dry_allowed_length)
     if options.greedy:
         best = max(range(vocabulary), key=lambda id: (logits[id], -id))
         return [float(id == best) for id in range(vocabulary)]
@@ -322,7 +325,30 @@ def reference_row(
                 break
         weights = [weight if id in kept else 0.0 for id, weight in enumerate(weights)]
     weights = [weight if weight >= options.min_p * max(weights) else 0.0 for weight in weights]
-    return [weight / sum(weights) for weight in weights]
+    p = [weight / sum(weights) for weight in weights]
+    if options.typical_p < 1:
+        entropy = -sum(each * np.log(each) for each in p if each)
+        order = sorted((id for id in range(vocabulary) if p[id]), key=lambda id: abs(-np.log(p[id]) - entropy))
+        count = next(
+            count for count in range(1, 1 + len(order)) if sum(p[id] for id in order[:count]) >= options.typical_p
+        )
+        p = [each if id in order[:count] else 0.0 for id, each in enumerate(p)]
+        p = [each / sum(p) for each in p]
+    top_choices = sorted((each, id) for id, each in enumerate(p) if each >= options.xtc_threshold)[1:]
+    rest = [0.0 if (each, id) in top_choices else each for id, each in enumerate(p)]
+    chance = options.xtc_probability
+    return [(1 - chance) * each + chance * other / sum(rest) for each, other in zip(p, rest, strict=True)]
+
+
+def repetitions(tokens: Sequence[int], *, breakers: Sequence[str | int]) -> dict[int, int]:
+    """Return the tokens that would continue a repetition without breakers, each with the longest one's length."""
+    found: dict[int, int] = {}
+    for end in range(1, len(tokens)):
+        for length in range(1, end + 1):
+            part = tokens[end - length : end]
+            if part == tokens[-length:] and not {*part, tokens[end]} & {*breakers}:
+                found[tokens[end]] = max(length, found.get(tokens[end], 0))
+    return found
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

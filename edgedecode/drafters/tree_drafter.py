@@ -166,9 +166,11 @@ class TreeDrafter:
 
     def _ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
         """Return the ids that may follow the context and `path`, best first, from the model's row of logits there."""
-        probs = self._sampler.probs(self._full_rows(row), path)
+        position, logits = self._length + len(path), self._full_rows(row)
         if self._noise is not None:
-            return self._noise.ranked_at(probs, self._length + len(path), count=len(CHANCES))
+            probs = self._sampler.probs(logits, path, key=self._noise.key_at(position))
+            return self._noise.ranked_at(probs, position, count=len(CHANCES))
+        probs = self._sampler.probs(logits, path)
         best: list[int] = probs.ids[np.argsort(-probs.p, kind="stable")][: len(CHANCES)].tolist()
         return best
 

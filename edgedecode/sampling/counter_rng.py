@@ -29,6 +29,14 @@ def mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def first_uniform(key: int) -> float:
+    """Return a uniform from output 0 of a generator seeded with `key`, which no id uses: a coin of the position.
+
+    A draft's row and the target's row of one position have the same key, so the same coin, whatever was drafted.
+    """
+    return float(_uniforms(_hashes(key, np.array([-1])))[0])
+
+
 def exponentials(key: int, ids: IntArray) -> _Doubles:
     """Return an exponential of mean 1 for each id, from output id + 1 of a generator seeded with `key`."""
     return np.negative(_logarithm(_uniforms(_hashes(key, ids))))

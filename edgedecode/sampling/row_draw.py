@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray, IntArray
 
-from .counter_rng import first_arrivals
+from .counter_rng import first_arrivals, first_uniform
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, total_mass, unnormalised
 from .penalties import Marked
-from .weights import weighted
 
 if TYPE_CHECKING:
     from .weights import SamplingOptions
@@ -134,7 +134,34 @@ class NumpyRowDraw:
         if options.greedy:
             index = largest(row)
             return index if ids is None else int(ids[index])
-        indices, weights = weighted(row, options)
+        indices, weights = weighted(row, options, coin=first_uniform(key) if options.xtc_probability else 1.0)
         candidates = indices if ids is None else ids if indices is None else ids[indices]
         place = first_arrivals(key, candidates, weights)[0] if len(weights) > 1 else 0
         return place if candidates is None else int(candidates[place])
+
+
+def weighted(logits: FloatArray, options: SamplingOptions, *, coin: float) -> tuple[IntArray | None, FloatArray]:
+    """Return the indices to sample from, ascending (None: all), and their weights, float32, positive, not normalised.
+
+    coin: options with a chance apply if it is above this number, from 0 (all of them) to 1 (none).
+    Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or if the largest
+    logit is infinite.
+    """
+    top = logits[largest(logits)]
+    if not np.isfinite(top):
+        raise damaged_logits()
+    indices: IntArray | None = None
+    if floors := [least(logits, value) for least, value in options.floors()]:
+        indices = np.flatnonzero(logits >= max(floors))
+        logits = logits[indices]
+    weights = unnormalised(logits, top, exponent_scale(options.temperature))
+    for keeps, value in options.truncations(coin):
+        indices, weights = _selected(keeps(weights, value), indices, weights)
+    return (indices, weights) if weights.all() else _selected(weights > 0, indices, weights)
+
+
+def _selected(
+    kept: npt.NDArray[np.bool_], indices: IntArray | None, weights: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    places = np.flatnonzero(kept)
+    return (places if indices is None else indices[places]), weights[places]

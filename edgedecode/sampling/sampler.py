@@ -1,7 +1,7 @@
 """Sampling from one row of logits, and the noise for it. Rows are processed only when verification reaches them.
 
 Options apply in the order of `SamplingOptions`, as in transformers: penalties over context and path, temperature,
-top-k, top-p, min-p.
+top-k, top-p, min-p, typical p, XTC.
 """
 
 import secrets
@@ -13,13 +13,14 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-from .counter_rng import first_arrivals, mixed
+from .counter_rng import first_arrivals, first_uniform, mixed
+from .dry import Repetitions
 from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
 from .penalties import Counter, LastTokens, Marked
 from .probs import Probs
-from .row_draw import NumpyRowDraw, RowDraw
-from .weights import SamplingOptions, weighted
+from .row_draw import NumpyRowDraw, RowDraw, weighted
+from .weights import SamplingOptions
 
 _NOISE_BLOCK = 256
 """Uniforms that are generated at once."""
@@ -101,7 +102,7 @@ class Sampler:
     row_draw: the helper that samples a token from a row; None: numpy.
     """
 
-    __slots__ = ("_counter", "_penalises", "_row_draw", "options", "vocabulary_size")
+    __slots__ = ("_counter", "_dry", "_penalises", "_row_draw", "_unpenalised", "options", "vocabulary_size")
 
     def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
@@ -110,6 +111,8 @@ class Sampler:
         window = options.penalty_window
         self._counter = LastTokens(vocabulary_size, window) if window else Counter(vocabulary_size)
         self._penalises = options.penalises
+        self._dry = None if not options.dry_multiplier else Repetitions(vocabulary_size, options.repetition)
+        self._unpenalised = options.unpenalised()
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         """Start a sequence with `tokens`, the last `generated` of them an answer's, forgetting the previous one."""
@@ -118,11 +121,16 @@ class Sampler:
             start = len(tokens) - generated
             self._counter.add(tokens[:start], generated=False)
             self._counter.add(tokens[start:], generated=True)
+        if self._dry is not None:
+            self._dry.clear()
+            self._dry.add(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""
         if self._penalises:
             self._counter.add(tokens, generated=True)
+        if self._dry is not None:
+            self._dry.add(tokens)
 
     @property
     def takes_largest(self) -> bool:
@@ -130,12 +138,15 @@ class Sampler:
         return self.options.greedy and not self.options.changes_logits
 
     def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
-        """Sample a token with the noise of `key`: the token of `Noise.draw_at` on `probs`, without computing `probs`.
+        """Sample a token with the noise of `key`: `Noise.draw_at` on `probs` with this key, without computing `probs`.
 
         ids: int64, ascending, the id of each of the row's elements; None: its index.
         Raises the errors of `probs`.
         """
         logits = row[: self.vocabulary_size if ids is None else len(ids)]
+        if self._dry is not None:
+            changed = self._penalised(logits, path, ids=ids)
+            return self._row_draw.draw(changed, self._unpenalised, key=key, seen=_NOTHING, ids=ids)
         return self._row_draw.draw(logits, self.options, key=key, seen=self._seen_with(path).among(ids), ids=ids)
 
     def top(self, row: FloatArray, k: int) -> IntArray:
@@ -147,19 +158,37 @@ class Sampler:
         leading = self.top(row, top) if top else np.empty(0, np.int64)
         return token_logprob(row[: self.vocabulary_size], token, leading)
 
-    def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
+    def probs(self, row: FloatArray, path: Sequence[int] = (), *, key: int | None = None) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
 
+        key: of the position's noise, which decides what is left to chance (XTC); None: the mean over both outcomes.
         Ids from the tokenizer's size on are padding with probability 0. Raises CapabilityError for logits that are not
         numbers.
         """
-        logits = self.options.penalised(row[: self.vocabulary_size], self._seen_with(path))
+        logits = self._penalised(row[: self.vocabulary_size], path)
         if self.options.greedy:
             return Probs.point(largest(logits))
-        ids, weights = weighted(logits, self.options)
+        chance = self.options.xtc_probability
+        if key is not None or not chance:
+            return self._kept(logits, coin=1.0 if key is None else first_uniform(key))
+        mean, kept, rest = np.zeros(len(logits)), self._kept(logits, coin=1.0), self._kept(logits, coin=0.0)
+        mean[kept.ids] = (1 - chance) * kept.p
+        mean[rest.ids] += chance * rest.p
+        return Probs.dense(mean)
+
+    def _kept(self, logits: FloatArray, *, coin: float) -> Probs:
+        ids, weights = weighted(logits, self.options, coin=coin)
         p = weights.astype(np.float64)
         p /= p.sum()
         return Probs(np.arange(len(p)) if ids is None else ids, p)
+
+    def _penalised(self, logits: FloatArray, path: Sequence[int], *, ids: IntArray | None = None) -> FloatArray:
+        """Return the row after biases and all penalties; the same array if there are none."""
+        logits = self.options.penalised(logits, self._seen_with(path).among(ids), ids=ids)  # a copy, if DRY is on
+        if self._dry is not None:
+            marked = self._dry.after(path).among(ids)
+            logits[marked.ids] -= marked.numbers
+        return logits
 
     def _seen_with(self, path: Sequence[int]) -> Marked:
         """Return the ids seen in the sequence and after it in `path`, and how often each was generated."""

@@ -1,31 +1,25 @@
-"""The sampling options and their effects: from a row of logits to the weights of the tokens to sample from.
+"""The sampling options: their ranges, names and effects.
 
-Weights are float32; the largest is 1. To add an option, add a function and a field here; fields are processed in their
-order. Options that the native helper does not support are processed here.
+To add an option, add a function (`penalties`, `truncations`) and a field here; fields are processed in their order.
+Options that the native helper does not support are processed in numpy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, get_type_hints
-
-import numpy as np
-import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, total_mass, unnormalised
+from .dry import BREAKERS, RepetitionPenalty, breaker_ids, checked_breakers
 from .penalties import Bias, Marked, biases_of, checked_bias, frequent, present, repeated
+from .truncations import Floor, Truncation, kth_largest, near_best, near_top, nucleus, typical, without_best
 
 Penalty = Callable[[FloatArray, FloatArray, float], FloatArray]
 """(logits of the tokens seen, how often each was generated, the option's value) → the penalised logits."""
-Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
-"""(weights, at least one of them positive, the option's value) → a mask of the weights to keep, at least one."""
-Floor = Callable[[FloatArray, float], np.float32]
-"""(a row of logits after the penalties, the option's value) → the smallest logit to keep, at most the largest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +44,8 @@ class SamplingOption:
     """Selects tokens by their logits in the full row, whatever the temperature; None: all."""
     keeps: Truncation | None = None
     """Selects the weights to keep, among those that earlier options kept; None: all."""
+    chance_for: str = ""
+    """The field whose value `keeps` takes; this field's is then the chance that it is applied to a row."""
     name: str = ""
     """The field's name."""
     off: float = 0
@@ -65,44 +61,15 @@ class SamplingOption:
         return value == self.off or (math.isfinite(value) and least <= value <= most)
 
 
-def kth_largest(logits: FloatArray, top_k: float) -> np.float32:
-    """Return the k-th largest logit, with which ties are kept; the smallest if there are fewer."""
-    place = max(0, len(logits) - int(top_k))
-    return np.float32(np.partition(logits, place)[place])
-
-
-def near_top(logits: FloatArray, sigmas: float) -> np.float32:
-    """Return the largest logit minus `sigmas` standard deviations of the row (top-nσ, 2411.07641).
-
-    Logits 1,000 below the largest do not count: a bias or a grammar excludes them.
-    """
-    top = float(logits.max())
-    steps = np.rint((top - logits[logits > top - _FARTHEST].astype(np.float64)) * _STEPS).astype(np.int64)
-    count, total, squares = len(steps), int(steps.sum()), int((steps * steps).sum())
-    return np.float32(top - sigmas * math.sqrt(count * squares - total * total) / (count * _STEPS))
-
-
-def nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
-    """Keep the smallest set of likeliest tokens whose share reaches `top_p`, and ties with the last of them."""
-    return weights >= _nucleus_floor(weights, top_p)
-
-
-def near_best(weights: FloatArray, min_p: float) -> npt.NDArray[np.bool_]:
-    """Keep weights of at least `min_p` times the largest, which is 1 because top-p keeps it."""
-    return weights >= np.float32(min_p)
-
-
 _ABOVE_0 = math.ulp(0.0)
-_FARTHEST, _STEPS = 1000, 2**12
-"""Of `near_top`: distance of the logits that count, and steps per unit, whose squares add up to less than 2**63."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How to sample a token. temperature 0 is greedy: the arg-max of the penalised row.
 
-    The order of processing is logit_bias, the penalties in the order of the fields, top-k and top-nσ, temperature, then
-    the options with `keeps` in the order of the fields. Raises InputError for values out of range.
+    The order of processing is logit_bias, the penalties in the order of the fields, DRY, top-k and top-nσ, temperature,
+    then the options with `keeps` in the order of the fields. Raises InputError for values out of range.
     """
 
     temperature: Annotated[
@@ -199,6 +166,71 @@ class SamplingOptions:
             least=near_top,
         ),
     ] = 0.0
+    typical_p: Annotated[
+        float,
+        SamplingOption(
+            (_ABOVE_0, 1.0),
+            allowed="above 0, up to 1 (off)",
+            flag="--typical-p P",
+            help="keep the tokens of the most typical surprise up to this mass; 1: off",
+            keeps=typical,
+        ),
+    ] = 1.0
+    xtc_probability: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 1.0),
+            allowed="0 (off) to 1",
+            flag="--xtc-probability P",
+            help="chance per token to exclude the top choices; 0: off",
+            gguf="xtc_probability",
+            keeps=without_best,
+            chance_for="xtc_threshold",
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 1.0),
+            allowed="0 to 1",
+            flag="--xtc-threshold P",
+            help="top choices have at least this probability, and the least likely of them stays (default: 0.1)",
+            gguf="xtc_threshold",
+        ),
+    ] = 0.1
+    dry_multiplier: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 100.0),
+            allowed="0 (off) to 100",
+            flag="--dry-multiplier X",
+            help="lower logits that continue a repetition of L tokens by X * base^(L - allowed length); 0: off",
+        ),
+    ] = 0.0
+    dry_base: Annotated[
+        float,
+        SamplingOption((1.0, 100.0), allowed="1 to 100", flag="--dry-base B", help="DRY's base (default: 1.75)"),
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int,
+        SamplingOption(
+            (0, 2**31),
+            allowed="0 or more",
+            flag="--dry-allowed-length N",
+            help="DRY penalises repetitions of N tokens or more (default: 2)",
+        ),
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        SamplingOption(
+            (0, 2**31),
+            allowed="0 (all) or more",
+            flag="--dry-penalty-last-n N",
+            help="DRY looks at the last N tokens; 0: all",
+        ),
+    ] = 0
+    dry_sequence_breakers: tuple[str | int, ...] = BREAKERS
+    """Texts that end DRY's repetitions, wherever a token contains one; a session replaces them by the tokens' ids."""
     logit_bias: Mapping[int, float] | Bias = ()
     """By id, what is added to its logit, -100 (never) to 100; kept as pairs in the order of the ids."""
     biases: Marked = field(init=False, repr=False, compare=False)
@@ -215,6 +247,7 @@ class SamplingOptions:
         object.__setattr__(self, "active", active)
         object.__setattr__(self, "logit_bias", pairs := checked_bias(self.logit_bias))
         object.__setattr__(self, "biases", biases_of(pairs))
+        object.__setattr__(self, "dry_sequence_breakers", checked_breakers(self.dry_sequence_breakers))
 
     @property
     def greedy(self) -> bool:
@@ -227,7 +260,7 @@ class SamplingOptions:
 
     @property
     def changes_logits(self) -> bool:
-        return self.penalises or bool(self.logit_bias)
+        return self.penalises or bool(self.logit_bias or self.dry_multiplier)
 
     def penalised(self, logits: FloatArray, seen: Marked, *, ids: IntArray | None = None) -> FloatArray:
         """Return the row after biases and penalties; the same array if there are none.
@@ -246,11 +279,11 @@ class SamplingOptions:
         result[seen.ids] = values
         return result
 
-    def truncations(self) -> Iterator[tuple[Truncation, float]]:
-        """Yield the active truncations with their values, in order."""
+    def truncations(self, coin: float) -> Iterator[tuple[Truncation, float]]:
+        """Yield the active truncations with their values, in order. coin: as for `weighted`."""
         for name, option in self.active.items():
-            if option.keeps is not None:
-                yield option.keeps, getattr(self, name)
+            if option.keeps is not None and not (option.chance_for and coin >= getattr(self, name)):
+                yield option.keeps, getattr(self, option.chance_for or name)
 
     def floors(self) -> Iterator[tuple[Floor, float]]:
         """Yield the active options that select by logits, with their values."""
@@ -258,13 +291,30 @@ class SamplingOptions:
             if option.least is not None:
                 yield option.least, getattr(self, name)
 
-    def check_ids(self, size: int) -> None:
-        """Raise InputError if a bias is for an id outside a vocabulary of this size."""
+    def for_vocabulary(self, size: int, find: Callable[[str], Collection[int]]) -> SamplingOptions:
+        """Return options whose sequence breakers are ids. find: returns the ids of the tokens that contain a text.
+
+        Raises InputError if a bias is for an id outside a vocabulary of this size, or no token contains a breaker.
+        """
         if len(self.biases.ids) and (last := int(self.biases.ids[-1])) >= size:
             raise InputError(f"logit_bias has the id {last}, and the vocabulary's ids are 0 to {size - 1}")
+        if not self.dry_multiplier:
+            return self
+        return replace(self, dry_sequence_breakers=breaker_ids(self.dry_sequence_breakers, find))
 
     def as_dict(self) -> dict[str, float]:
         return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}
+
+    @property
+    def repetition(self) -> RepetitionPenalty:
+        multiplier, base, allowed = self.dry_multiplier, self.dry_base, self.dry_allowed_length
+        return RepetitionPenalty(multiplier, base, allowed, self.dry_penalty_last_n, self.dry_sequence_breakers)
+
+    def unpenalised(self) -> SamplingOptions:
+        """Return options for rows that have the biases and penalties already."""
+        off = {name: option.off for name, option in self.active.items() if option.penalise}
+        changes: dict[str, Any] = {**off, "dry_multiplier": 0.0, "logit_bias": ()}
+        return replace(self, **changes)
 
     def ranking(self, count: int) -> SamplingOptions:
         """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
@@ -291,40 +341,3 @@ def _fields_table(kind: type[SamplingOptions]) -> tuple[SamplingOption, ...]:
             if isinstance(row, SamplingOption):
                 table.append(replace(row, name=each.name, off=off))
     return tuple(table)
-
-
-def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | None, FloatArray]:
-    """Return the indices to sample from, ascending (None: all), and their weights, positive and not normalised.
-
-    Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or if the largest
-    logit is infinite.
-    """
-    top = logits[largest(logits)]
-    if not np.isfinite(top):
-        raise damaged_logits()
-    indices: IntArray | None = None
-    if floors := [least(logits, value) for least, value in options.floors()]:
-        indices = np.flatnonzero(logits >= max(floors))
-        logits = logits[indices]
-    weights = unnormalised(logits, top, exponent_scale(options.temperature))
-    for keeps, value in options.truncations():
-        indices, weights = _selected(keeps(weights, value), indices, weights)
-    return (indices, weights) if weights.all() else _selected(weights > 0, indices, weights)
-
-
-def _selected(
-    kept: npt.NDArray[np.bool_], indices: IntArray | None, weights: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    places = np.flatnonzero(kept)
-    return (places if indices is None else indices[places]), weights[places]
-
-
-def _nucleus_floor(weights: FloatArray, top_p: float) -> np.float32:
-    """Return the smallest weight in the nucleus, the smallest set of likeliest indices whose share reaches `top_p`."""
-    total = total_mass(weights)
-    enough = max(1, int(top_p * float(total)))
-    # All weights below an even share of the mass to drop sum to less than that mass, so they need not be sorted.
-    share = (total - enough) / len(weights) / MASS_UNIT * (1 - 2.0**-20) - 1 / MASS_UNIT
-    head = np.sort(weights[weights >= np.float32(max(share, 0.0))])[::-1]
-    place = int(np.searchsorted(np.cumsum(masses(head)), enough))
-    return np.float32(head[place])

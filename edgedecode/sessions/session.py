@@ -43,8 +43,8 @@ class Session:
 
     def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._shared, self.options, card = shared, options, shared.target.card
-        self.sampling = options.sampling or sampling_defaults(shared.manifest.generation)
-        self.sampling.check_ids(card.vocabulary_size)
+        sampling = options.sampling or sampling_defaults(shared.manifest.generation)
+        self.sampling = sampling.for_vocabulary(card.vocabulary_size, shared.tokenizer.ids_containing)
         check_options(options, choice := shared.choice(options), card=card)
         if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
             shared.drafter_source(options.drafter)

@@ -50,6 +50,7 @@ PENALTY = SamplingOptions(
     temperature=0.9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.4, logit_bias={3: 0.6}
 )
 TRUNCATED = SamplingOptions(temperature=1.1, top_k=3, repetition_penalty=1.3)
+CHANCE = SamplingOptions(temperature=0.9, xtc_probability=0.5, xtc_threshold=0.2)
 
 Sequences = Counter[tuple[int, ...]]
 
@@ -224,11 +225,11 @@ def narrow_sampler(_: SamplingOptions) -> Drafter:
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
-BOTH = pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+EACH = pytest.mark.parametrize("options", [PLAIN, TRUNCATED, CHANCE], ids=["plain", "top-k and penalty", "XTC"])
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     """Many more tokens are accepted than with arg-max, and the distribution of the text is unchanged."""
     drawn = draw(lambda: sharing_model(options), options=options, share=True)
@@ -237,7 +238,7 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_shared_noise_with_a_trimmed_draft_is_exact(options: SamplingOptions) -> None:
     """Tokens that the draft lacks are emitted at their usual rate."""
     drawn = draw(lambda: trimmed_draft(options), options=options, share=True)
@@ -246,7 +247,7 @@ def test_shared_noise_with_a_trimmed_draft_is_exact(options: SamplingOptions) ->
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 @pytest.mark.parametrize(
     "drafter",
     [sampling_model, partial(trimmed_draft, sampled=True), narrow_sampler],

@@ -45,6 +45,10 @@ PROCESSING = {
     "top-k": SamplingOptions(temperature=1.0, top_k=3),
     "top-n-sigma": SamplingOptions(temperature=1.5, top_n_sigma=1.2),
     "top-p, min-p": SamplingOptions(temperature=0.9, top_p=0.8, min_p=0.02),
+    "typical": SamplingOptions(temperature=0.8, typical_p=0.6),
+    "top choices excluded": SamplingOptions(temperature=0.8, xtc_probability=0.5, xtc_threshold=0.05),
+    "repetitions": SamplingOptions(temperature=0.8, dry_multiplier=1.5, dry_sequence_breakers=(4,)),
+    "greedy, repetitions": SamplingOptions(dry_multiplier=1.5, dry_allowed_length=1, dry_penalty_last_n=12),
     "greedy, counts": SamplingOptions(frequency_penalty=0.4, presence_penalty=-0.6),
     "sampled, counts and bias": SamplingOptions(
         temperature=0.8, frequency_penalty=0.3, presence_penalty=0.7, logit_bias={3: -100, 5: 1.5, 6: -0.5}
@@ -55,6 +59,9 @@ PROCESSING = {
         top_p=0.9,
         min_p=0.01,
         top_n_sigma=2.0,
+        typical_p=0.9,
+        xtc_probability=0.4,
+        dry_multiplier=0.4,
         repetition_penalty=0.9,
         frequency_penalty=-0.2,
         presence_penalty=0.3,

@@ -48,6 +48,12 @@ def sampler(options: SamplingOptions, *, seen: Sequence[int] = ()) -> Sampler:
     return made
 
 
+TYPICAL = [
+    SamplingOptions(temperature=t, typical_p=mass, top_k=k, min_p=p)
+    for t, mass, k, p in ((0.7, 0.9, 0, 0.0), (1.6, 0.2, 0, 0.0), (1.0, 0.6, 12, 0.05))
+]
+
+
 @pytest.fixture(scope="module")
 def transformers() -> Any:
     with warnings.catch_warnings():
@@ -61,7 +67,7 @@ def test_probs_equal_the_logits_processors_of_transformers_in_order(transformers
     import torch
 
     generator = np.random.default_rng(5)
-    for index, options in enumerate(COMBINATIONS):
+    for index, options in enumerate([*COMBINATIONS, *TYPICAL]):
         chain = transformers.LogitsProcessorList(
             [
                 transformers.RepetitionPenaltyLogitsProcessor(options.repetition_penalty),
@@ -74,6 +80,8 @@ def test_probs_equal_the_logits_processors_of_transformers_in_order(transformers
             chain.append(transformers.TopPLogitsWarper(options.top_p))
         if options.min_p > 0:
             chain.append(transformers.MinPLogitsWarper(options.min_p))
+        if options.typical_p < 1:
+            chain.append(transformers.TypicalLogitsWarper(options.typical_p))
         for row in random_rows(3, seed=index):
             seen = generator.integers(0, VOCABULARY, size=20).tolist()
             scores = chain(torch.tensor([seen]), torch.tensor(row[None, :VOCABULARY].copy()))

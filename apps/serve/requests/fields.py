@@ -23,9 +23,7 @@ NO_EFFECT = (
     "prediction",  # drafts come from the prompt too
     "max_tool_calls",  # of tools that a server runs itself
     *("timings_per_token", "return_progress", "backend_sampling"),
-    # of samplers that have to be off
-    *("xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    *("dynatemp_exponent", "mirostat_tau", "mirostat_eta"),
+    *("dynatemp_exponent", "mirostat_tau", "mirostat_eta"),  # of samplers that have to be off
 )
 """Fields that are accepted: no answer depends on them."""
 _SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
@@ -41,10 +39,10 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     **dict.fromkeys(("web_search_options", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients
-    **dict.fromkeys(("min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "n_probs"), (0,)),
+    **dict.fromkeys(("min_tokens", "mirostat", "dynatemp_range", "n_probs"), (0,)),
     **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
     "tfs_z": (1,),
-    **dict.fromkeys(("length_penalty", "typical_p", "typ_p"), (1,)),
+    "length_penalty": (1,),
     "adaptive_target": (-1,),
     "samplers": ("edskypmxt", "edkypmxt", _SAMPLERS),
     "reasoning_format": ("auto", "deepseek"),

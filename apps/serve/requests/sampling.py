@@ -13,7 +13,10 @@ _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _BIASES = Meta(description="By token id, or as pairs of an id and a bias; -100 and false: never.")
 _MOST_DIGITS = 9
 _NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-_SAME = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+_SAME = (
+    *("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty", "typical_p"),
+    *("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that a body may have another base with slots
@@ -29,6 +32,15 @@ class SamplingBody:
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Repetition | None = None
     repeat_penalty: _Repetition | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1, description="1: off.")] | None = None
+    typ_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    xtc_probability: Annotated[float, Meta(ge=0, le=1, description="0: off.")] | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100, description="0: off.")] | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=1 << 31, description="0: DRY is off; -1: all.")] | None = None
+    dry_sequence_breakers: list[str] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, description="Of so many tokens; 0: none; -1: all.")] | None = None
     logit_bias: Annotated[dict[str, _Bias] | list[tuple[int, _Bias | bool]], _BIASES] | None = None
 
@@ -40,6 +52,14 @@ def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOpti
         given |= {"top_p": None, "top_k": 1}
     elif body.top_k == -1:
         given["top_k"] = 0
+    if body.typical_p is None:
+        given["typical_p"] = body.typ_p  # llama.cpp's other name
+    if body.dry_penalty_last_n == 0:
+        given["dry_multiplier"] = 0.0
+    elif body.dry_penalty_last_n is not None:
+        given["dry_penalty_last_n"] = max(0, body.dry_penalty_last_n)
+    if body.dry_sequence_breakers is not None:
+        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     given["top_n_sigma"] = body.top_n_sigma and max(0, body.top_n_sigma)
     repetitions = {each for each in (body.repetition_penalty, body.repeat_penalty) if each is not None}
     if len(repetitions) > 1:

@@ -11,7 +11,7 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.sampling.masses import damaged_logits, exponent_scale
 from edgedecode.sampling.penalties import Marked, repeated
 from edgedecode.sampling.row_draw import MOST_TOP, Leading, NumpyRowDraw
-from edgedecode.sampling.weights import kth_largest, near_best, nucleus
+from edgedecode.sampling.truncations import kth_largest, near_best, nucleus
 
 if TYPE_CHECKING:
     from edgedecode.sampling.weights import SamplingOptions
