@@ -52,6 +52,7 @@ def test_models_are_listed_and_shown(server: Running) -> None:
     assert [each["name"] for each in listed] == [each["model"] for each in listed] == names
     assert all(each["size"] >= server.pair.manifest.nbytes > 0 for each in listed)
     assert all(len(bytes.fromhex(each["digest"])) == 32 for each in listed)
+    assert len({each["digest"] for each in listed}) == len(names)  # `llm` takes names of one digest for one model
     details = {"parent_model": "", "format": "onnx", "family": "llama", "families": ["llama"]}
     details |= {"parameter_size": f"{entry.parameters / 1e6:.2f}M", "quantization_level": f"{entry.bits}-bit"}
     assert all(each["details"] == details for each in listed)

@@ -82,7 +82,7 @@ def shown(service: Service) -> dict[str, object]:
 def _listed(name: str, service: Service) -> dict[str, object]:
     manifest = service.pair.manifest
     size = manifest.nbytes + sum(each.nbytes for each in manifest.outside.values())
-    digest = sha256(manifest.to_json().encode()).hexdigest()
+    digest = sha256(f"{name}\n{manifest.to_json()}".encode()).hexdigest()  # clients take one digest for one model
     return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service.pair)}
 
 
