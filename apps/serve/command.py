@@ -31,7 +31,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeCommand:
-    """Serves a pack to browsers and to programs that speak OpenAI's API, on this machine alone unless --host is given.
+    """Serves a pack to browsers and to programs that speak OpenAI's or Ollama's API.
+
+    It listens on this machine alone unless --host is given.
 
     opens: whether it opens the page in the browser by default, on any free port if the usual one is taken.
     """
@@ -200,6 +202,7 @@ def _say(pair: "Pair", listening: socket.socket, *, opens: bool) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"chat with {pair.manifest.name} in the browser: {url}/")
+    print(f"Ollama's API for other programs: {url}")
     print(f"OpenAI's API for other programs: {url}/v1", flush=True)
     if opens and not _opened(url):
         print("no browser could be opened here: open the first address in one", flush=True)
@@ -214,5 +217,7 @@ def _opened(url: str) -> bool:
     return bool(desktop) and webbrowser.open(url)  # without a desktop it would run a browser in this terminal
 
 
-command: Command = ServeCommand("serve", "serve a chat page, and OpenAI's API for other programs", opens=False)
+command: Command = ServeCommand(
+    "serve", "serve a chat page, and OpenAI's and Ollama's APIs for other programs", opens=False
+)
 run: Command = ServeCommand("run", "chat with a pack in the browser", opens=True)
