@@ -220,8 +220,7 @@ def _add_sampling_options(parser: ArgumentParser) -> None:
         "--dry-sequence-breaker",
         action="append",
         metavar="TEXT",
-        help='DRY\'s repetitions end where a token contains TEXT; "none": nowhere; may be repeated (default: newline, '
-        "colon, quote and asterisk)",
+        help='DRY ends at tokens that contain TEXT (default: newline : " *); none: nowhere; may be repeated',
     )
     group.add_argument("--seed", type=answer_seed, metavar="N", help="seed of the first answer (default: random)")
 

@@ -50,10 +50,11 @@ class Repetitions:
     def __init__(self, size: int, penalty: RepetitionPenalty) -> None:
         self._size, self._penalty = size, penalty
         self._breakers = np.array([each for each in penalty.breakers if isinstance(each, int)], np.int64)
-        self.clear()
+        self.begin(())
 
-    def clear(self) -> None:
+    def begin(self, tokens: Sequence[int]) -> None:
         self._tokens: IntArray = np.empty(0, np.int64)
+        self.add(tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
         self._tokens = self._with(tokens)
@@ -85,11 +86,11 @@ class Repetitions:
 def checked_breakers(given: Iterable[str | int]) -> tuple[str | int, ...]:
     """Return the breakers. Raises InputError for too many texts, and for one that is empty or long."""
     given = tuple(given)
-    if len([each for each in given if isinstance(each, str)]) > _MOST_BREAKERS:
-        raise InputError(f"dry_sequence_breakers has {len(given)} texts: up to {_MOST_BREAKERS} are allowed")
-    for each in given:
-        if isinstance(each, str) and not 0 < len(each) <= _LONGEST_BREAKER:
-            raise InputError(f"dry_sequence_breakers has a text of {len(each)} characters: 1 to {_LONGEST_BREAKER}")
+    texts = [each for each in given if isinstance(each, str)]
+    if len(texts) > _MOST_BREAKERS:
+        raise InputError(f"dry_sequence_breakers has {len(texts)} texts: up to {_MOST_BREAKERS} are allowed")
+    if wrong := [len(each) for each in texts if not 0 < len(each) <= _LONGEST_BREAKER]:
+        raise InputError(f"dry_sequence_breakers has a text of {wrong[0]} characters: 1 to {_LONGEST_BREAKER}")
     return given
 
 

@@ -122,8 +122,7 @@ class Sampler:
             self._counter.add(tokens[:start], generated=False)
             self._counter.add(tokens[start:], generated=True)
         if self._dry is not None:
-            self._dry.clear()
-            self._dry.add(tokens)
+            self._dry.begin(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""

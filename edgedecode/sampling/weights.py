@@ -217,16 +217,13 @@ class SamplingOptions:
             (0, 2**31),
             allowed="0 or more",
             flag="--dry-allowed-length N",
-            help="DRY penalises repetitions of N tokens or more (default: 2)",
+            help="DRY's shortest repetition (default: 2)",
         ),
     ] = 2
     dry_penalty_last_n: Annotated[
         int,
         SamplingOption(
-            (0, 2**31),
-            allowed="0 (all) or more",
-            flag="--dry-penalty-last-n N",
-            help="DRY looks at the last N tokens; 0: all",
+            (0, 2**31), allowed="0 (all) or more", flag="--dry-penalty-last-n N", help="DRY's last N tokens; 0: all"
         ),
     ] = 0
     dry_sequence_breakers: tuple[str | int, ...] = BREAKERS

@@ -10,6 +10,7 @@ from edgedecode import InputError, SamplingOptions
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(ge=1e-6, le=100, description="Tokens of the prompt count too; 1: off.")]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
+_Breaker = Annotated[str, Meta(min_length=1, max_length=64)]
 _BIASES = Meta(description="By token id, or as pairs of an id and a bias; -100 and false: never.")
 _MOST_DIGITS = 9
 _NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -40,7 +41,7 @@ class SamplingBody:
     dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
     dry_allowed_length: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=1 << 31, description="0: DRY is off; -1: all.")] | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Annotated[list[_Breaker], Meta(max_length=128)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, description="Of so many tokens; 0: none; -1: all.")] | None = None
     logit_bias: Annotated[dict[str, _Bias] | list[tuple[int, _Bias | bool]], _BIASES] | None = None
 
