@@ -110,6 +110,7 @@ IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"length_penalty": True}, "length_penalty", "length_penalty is not supported"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_whitespace_pattern is not supported"),
     ({"verbosity": "loud"}, "verbosity", "verbosity must be one of low, medium, high"),
+    ({"verbosity": ""}, "verbosity", "verbosity must be one of low, medium, high"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "reasoning_effort must be one of off, on, "),
     ({"truncation": "middle"}, "truncation", "truncation must be one of auto, disabled"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options needs stream"),

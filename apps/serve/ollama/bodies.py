@@ -118,7 +118,7 @@ def _chat(
     context: int,
 ) -> Asked:
     think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
-    check_choice("think", think, EFFORTS)
+    check_choice("think", think or None, EFFORTS)
     messages = given or [_Message("user", "")]
     chat = ChatBody(
         messages=[*messages],
@@ -168,7 +168,7 @@ def _form(given: str | Mapping[str, Any] | None) -> Form | None:
     """Return what the field `format` asks for. Raises InputError."""
     if isinstance(given, Mapping):
         return Form.of_schema(dict(given), "format")
-    check_choice("format", given, ("json",))
+    check_choice("format", given or None, ("json",))
     return read_format(FormatBody("json_object")) if given else None
 
 

@@ -308,7 +308,7 @@ def _asked(body: _Body, defaults: SamplingOptions, *, form: Form | None) -> Aske
 
 def check_choice(name: str, given: str | None, choices: Sequence[str]) -> None:
     """Raise InputError unless a field has one of these values, or none."""
-    if given and given not in choices:
+    if given is not None and given not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, not {given[:40]!r}")
 
 
