@@ -21,6 +21,9 @@ from .manifest import MANIFEST_NAME, Manifest
 from .new_folder import flush_folder
 from .pack_lock import changing
 
+_INSTALLED = Path(__file__).parents[1] / "packs"
+"""The packs that come with the program."""
+
 
 class PackChange:
     """A change of a locked pack, done when `changed_pack` ends. manifest: the old one."""
@@ -92,11 +95,16 @@ def changed_pack(root: Path) -> Iterator[PackChange]:
 
 
 def check_own(root: Path, verb: str) -> None:
-    """Raise ManifestError for a pack that was downloaded or cannot be written. verb: what to do with a copy of it."""
+    """Raise ManifestError for a pack that was downloaded, comes with the program, or cannot be written.
+
+    verb: what to do with a copy of it.
+    """
     if is_downloaded(root):
         raise ManifestError(
             f"the pack {root} was downloaded, and the next download would undo a change: copy it elsewhere first"
         )
+    if root.resolve().is_relative_to(_INSTALLED.resolve()):
+        raise ManifestError(f"the pack {root} is part of the installation: copy it elsewhere and {verb} the copy")
     if closed := [place for place in (root, root / MANIFEST_NAME) if not os.access(place, os.W_OK)]:
         raise ManifestError(f"{closed[0]} cannot be written: copy the pack elsewhere and {verb} the copy")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json, real_number
 from edgedecode.library.find import find_pack
+from edgedecode.pack.pack_change import check_own
 
 from ..frameworks import require_frameworks
 from .common import quiet
@@ -59,6 +60,7 @@ def _run(arguments: Namespace) -> Report:
     from .display import live_stages
 
     root = find_pack(arguments.pack)
+    check_own(root, "change")  # not only when the head is there, after hours
     minutes = arguments.minutes or (None if arguments.tokens else _MINUTES)
     out = arguments.out or Path(f"{Path(arguments.pack).stem}-head")
     request = DistilRequest(

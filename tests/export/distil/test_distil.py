@@ -201,7 +201,12 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_trained_is_one_line(
-    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    given: list[str],
+    message: str,
+    pack: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("full", "begun"):
@@ -213,7 +218,17 @@ def test_what_cannot_be_trained_is_one_line(
     (tmp_path / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"text": "Hi"}\n')
     lines = [{"prompt": [1, index], "answer": [3, 4]} for index in range(2 if "--init" in given else 1)]
     (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert main(["distil", str(BUNDLED_PACK), *given]) == 1
+    assert main(["distil", str(pack), *given]) == 1
     error = capsys.readouterr().err
     assert message in error.replace("\n", " ")
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", [["distil", "demo"], ["head", "add", "demo", "head"], ["head", "remove", "demo"]])
+def test_the_installations_pack_is_not_changed(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 1
+    assert "is part of the installation" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
