@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json, real_number
+from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
 from edgedecode.pack.pack_change import check_own
 
@@ -61,6 +62,8 @@ def _run(arguments: Namespace) -> Report:
 
     root = find_pack(arguments.pack)
     check_own(root, "change")  # not only when the head is there, after hours
+    if arguments.minutes is not None and arguments.minutes <= 0:
+        raise InputError(f"--minutes {arguments.minutes:g} leaves no time: give more than 0")
     minutes = arguments.minutes or (None if arguments.tokens else _MINUTES)
     out = arguments.out or Path(f"{Path(arguments.pack).stem}-head")
     request = DistilRequest(
@@ -75,9 +78,12 @@ def _run(arguments: Namespace) -> Report:
         measured.append(progress)
         print(_line(progress), file=sys.stderr, flush=True)
 
-    with live_stages() as stages:
-        held_out = Distillation(request, stages, planned=announce, report=show).run()
-        outcome = add_if_faster(root, out, held_out, stages)
+    with live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
+        try:
+            outcome = add_if_faster(root, out, work.run(), stages)
+        except (KeyboardInterrupt, SystemExit):
+            print(f"edgedecode: what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
+            raise
     if not arguments.json:
         print(_result(out, root, outcome))
     last = measured[-1]

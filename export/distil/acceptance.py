@@ -52,7 +52,9 @@ def measure(network: HeadNetwork, table: Tensor, batches: Batches, texts: Mappin
             )
             alive = batch.answered.clone()
             by_text = [Acceptance(begun=int(count)) for count in alive.sum(1)]
-            for depth, output in enumerate(outputs):
+            for depth, output in zip(
+                range(alive.shape[1]), outputs, strict=False
+            ):  # a text may be shorter than a draft
                 chosen = drafted(batch.answered, depth)
                 right = torch.zeros(alive.numel(), dtype=torch.bool)
                 guessed = network.lm_head(output.flatten(0, 1)[chosen]).argmax(-1)

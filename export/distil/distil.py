@@ -20,6 +20,7 @@ from edgedecode.arrays import IntArray
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
+from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gate import check_pack
@@ -92,10 +93,12 @@ class Progress:
 
 
 class Distillation:
-    """The work in one folder. planned: is told what it will take. report: of each measurement.
+    """The work in one folder, which is locked until its `with` ends.
 
-    Raises ExportError for a target that no head can be for, InputError for a folder that is not empty, or that holds no
-    such work.
+    planned: is told what it will take. report: of each measurement.
+
+    Raises ExportError for a target that no head can be for, InputError for a folder that is not empty, that holds no
+    such work, or in which another process works.
     """
 
     def __init__(
@@ -114,7 +117,13 @@ class Distillation:
             raise ExportError(f"the target has {layers} layers: heads are for targets of {LEAST_LAYERS} or more")
         self.taps = (2, layers // 2, layers - 3)
         self._started = monotonic()
-        self._begin()
+        self._lock = self._begin()
+
+    def __enter__(self) -> Distillation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
 
     def run(self) -> list[Text]:
         """Write the head into the folder, and return the texts that were held out. What is done is kept if it stops."""
@@ -128,24 +137,26 @@ class Distillation:
             self._train(Labels.open(out / _LABELS, texts, width=width), target, costs)
         return [text for text in texts if text.held_out]
 
-    def _begin(self) -> None:
-        """Make the folder, or check that it holds such a work."""
+    def _begin(self) -> Lock:
+        """Make the folder, or check that it holds such a work. Return its lock."""
         out, options = self._request.out, self._request.options()
         path = out / _OPTIONS
         if self._request.resume:
             try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                known = dict(json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError, RecursionError):
                 raise InputError(f"{out} holds no work to go on with: leave out --resume") from None
             if others := [name for name, value in options.items() if known.get(name) != value]:
                 raise InputError(
                     f"the work in {out} was begun with another --{others[0]}: give the same, or another --out"
                 )
-            return
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            return _locked(out)
+        if out.exists() and (not out.is_dir() or any(path.name != _OPTIONS for path in out.iterdir())):
             raise InputError(f"{out} is not empty: --resume goes on with the work in it, --out names another folder")
         out.mkdir(parents=True, exist_ok=True)
+        lock = _locked(out)
         path.write_text(json.dumps(options), encoding="utf-8")
+        return lock
 
     def _texts(self, path: Path, target: TargetWeights) -> list[Text]:
         """Return the texts, written or given."""
@@ -296,6 +307,16 @@ def _held_out(texts: Sequence[Text]) -> list[Text]:
     prompts = sorted({text.prompt for text in texts})
     kept = set(prompts[:: max(HELD_OUT, len(prompts) // _MOST_HELD_OUT)])
     return [replace(text, held_out=text.prompt in kept) for text in texts]
+
+
+def _locked(out: Path) -> Lock:
+    try:
+        lock = take_lock(out)
+    except OSError:  # a file system without locks
+        return Lock(-1)
+    if lock is None:
+        raise InputError(f"another process works in {out}: wait for it, or name another --out")
+    return lock
 
 
 def _digest(path: Path) -> str:

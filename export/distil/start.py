@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from edgedecode.arrays import IntArray
@@ -60,9 +61,11 @@ def earlier_head(folder: Path, target: TargetWeights) -> tuple[HeadNetwork, IntA
         offsets = tensors.pop("d2t").numpy().astype(np.int64)
         tensors.pop("t2d", None)
         ids = np.arange(len(offsets)) + offsets
+        if not len(ids) or ids.min() < 0 or ids.max() >= target.rows:
+            raise ValueError("d2t names tokens that the target does not have")
         network = HeadNetwork(sizes_of(target, rows=len(ids)))
         network.load_state_dict({name: each.float() for name, each in tensors.items()})
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
+    except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise ExportError(f"{folder} holds no head of this target in speculators' layout: {reason}") from None
     return network, ids

@@ -160,10 +160,15 @@ class Training:
         self._optimizer.zero_grad()
 
     def save(self, path: Path) -> None:
-        """Write the state in one step."""
-        state = {"done": self.done, "steps": self.steps}
+        """Write the state in one step. Raises ExportError for a full disk."""
+        state: dict[str, object] = {"done": self.done, "steps": self.steps}
         written = path.with_suffix(".part")
-        torch.save({**state, "network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}, written)
+        state |= {"network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}
+        try:
+            torch.save(state, written)
+        except RuntimeError as error:  # what torch makes of an OSError
+            written.unlink(missing_ok=True)
+            raise ExportError(f"{path} cannot be written: {str(error).splitlines()[0]}") from None
         written.replace(path)
 
     def load(self, path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the export extras are not installed")
 
+import torch
+
 from edgedecode import load
 from edgedecode.cli import main
+from edgedecode.errors import ExportError
 from edgedecode.export.distil.distil import Distillation, DistilRequest
 from edgedecode.export.distil.plan import DistilPlan
 from edgedecode.export.distil.texts import (
@@ -28,6 +32,7 @@ from edgedecode.export.distil.texts import (
     short_enough,
     write_texts,
 )
+from edgedecode.export.distil.training import Training
 from edgedecode.export.heads.layouts import read_head
 from edgedecode.export.stages import Stages
 from edgedecode.library.names import BUNDLED_PACK
@@ -192,6 +197,10 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
         (["--out", "full"], "is not empty: --resume goes on"),
         (["--out", "none", "--resume"], "holds no work to go on with"),
         (["--out", "begun", "--resume", "--tokens", "9"], "was begun with another --tokens"),
+        (["--out", "list", "--resume"], "holds no work to go on with"),
+        (["--minutes", "0"], "leaves no time"),
+        (["--minutes", "-3"], "leaves no time"),
+        (["--answers", "few.jsonl", "--init", "damaged"], "holds no head of this target"),
         (["--prompts", "missing.txt"], "cannot be read"),
         (["--prompts", "empty.txt"], "has no prompts"),
         (["--prompts", "bad.jsonl"], "line 2 is no prompt"),
@@ -209,9 +218,11 @@ def test_what_cannot_be_trained_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("full", "begun"):
+    for name in ("full", "begun", "list", "damaged"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "file").write_text("x")
+    (tmp_path / "list" / "distil.json").write_text("[1]")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\xff" * 99)
     options = {"prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
     (tmp_path / "begun" / "distil.json").write_text(json.dumps(options))
     (tmp_path / "empty.txt").write_text("\n \n")
@@ -231,4 +242,42 @@ def test_the_installations_pack_is_not_changed(
     monkeypatch.chdir(tmp_path)
     assert main(command) == 1
     assert "is part of the installation" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_process_works_in_a_folder(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "head"
+    with Distillation(DistilRequest(pack, out, tokens=9), Stages()):
+        assert main(["distil", str(pack), "--tokens", "9", "--out", str(out), "--resume"]) == 1
+    assert "another process works in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["writing answers", "reading answers", "training", "measuring the speed"])
+def test_an_interruption_says_how_to_go_on(
+    stage: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Stages.stage
+
+    def interrupted(stages: Stages, title: str, total: int = 0) -> AbstractContextManager[Callable[[int], None]]:
+        if title == stage:
+            raise KeyboardInterrupt
+        return whole(stages, title, total)
+
+    monkeypatch.setattr(Stages, "stage", interrupted)
+    monkeypatch.setattr("edgedecode.export.distil.distil.EPOCHS", 1)
+    given = tmp_path / "answers.jsonl"
+    given.write_text("".join(f'{{"prompt": [1, {index}], "answer": [3, 4]}}\n' for index in range(2 * HELD_OUT)))
+    more = ["--tokens", "8"] if stage == "writing answers" else ["--answers", str(given)]
+    assert main(["distil", str(pack), *more, "--out", str(tmp_path / "head")]) == 130
+    assert "with --resume goes on" in capsys.readouterr().err
+
+
+def test_a_state_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file\nat ...")
+
+    training = Training(torch.nn.Linear(2, 2), torch.zeros(2, 2), None, [])  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ExportError, match=r"cannot be written: PytorchStreamWriter failed writing file$"):
+        training.save(tmp_path / "training.pt")
     assert not any(tmp_path.iterdir())
