@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode.pack.entries import HEAD_FILE
-from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.pack.pack_change import changed_pack
 
 from ..heads.pack_head import add_head, remove_head
 from ..stages import Stages
@@ -36,8 +37,8 @@ def add_if_faster(root: Path, folder: Path, texts: Sequence[Text], stages: Stage
         before = speed_up(root, texts, advance=advance)
         previous = None
         if Manifest.load(root).head is not None:
-            previous = shutil.copy(root / HEAD_FILE, folder / _PREVIOUS)
-            remove_head(root)
+            shutil.copy(root / HEAD_FILE, folder / _PREVIOUS)
+            previous = remove_head(root)
         kept = False
         try:
             add_head(root, folder)
@@ -48,5 +49,12 @@ def add_if_faster(root: Path, folder: Path, texts: Sequence[Text], stages: Stage
                 if Manifest.load(root).head is not None:
                     remove_head(root)
                 if previous is not None:
-                    add_head(root, Path(previous))
+                    _put_back(root, folder / _PREVIOUS, previous)
     return outcome
+
+
+def _put_back(root: Path, file: Path, entry: ModelEntry) -> None:
+    """Add a head that the pack had, as it was: `add_head` would quantize it again and call it by its copy's name."""
+    with changed_pack(root) as change:
+        shutil.copyfile(file, change.place(HEAD_FILE))
+        change.value["head"] = asdict(entry)
