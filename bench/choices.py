@@ -79,9 +79,8 @@ def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Promp
 
 
 def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
-    has_draft = "draft" in pair.manifest.models
     for name in arguments.drafters or ():
-        if pair.drafter_source(name).needs_model and not has_draft:
+        if pair.drafter_source(name).needs_model and not pair.drafts.can_load(role_of(name)):
             raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix needs none")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the export extras are not installed")
 
+from edgedecode.export.heads.shipped import weights_digest
+from edgedecode.library.find import find_pack
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
@@ -113,3 +115,17 @@ def test_a_file_of_a_head_is_named_as_a_model_is(name: str, say: Say, tmp_path: 
     entry = Manifest.load(tmp_path / "pack").head
     assert entry is not None
     assert entry.rows == 256
+
+
+def test_a_head_that_comes_with_the_program_is_found_by_the_models_norms(
+    made: Callable[..., bytes], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = written(home / "tiny-Q8_0.gguf", made(layers=8))
+    same = written(home / "tiny-F16.gguf", made("F16", layers=8))
+    other = written(home / "other-Q8_0.gguf", made(layers=7))
+    assert weights_digest(model) == weights_digest(same) != weights_digest(other)
+    head = TinyHead(HIDDEN, HIDDEN, vocabulary=323, rows=64)
+    write_gguf(home / "shipped", head, name=f"{weights_digest(model)[:16]}.gguf")
+    monkeypatch.setattr("edgedecode.export.heads.shipped._FOLDER", home / "shipped")
+    for path, found in ((model, True), (same, True), (other, False)):
+        assert (Manifest.load(find_pack(path)).head is not None) == found, path
