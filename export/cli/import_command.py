@@ -78,6 +78,8 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
         license=arguments.license,
     )
     if arguments.target is not None:
+        from edgedecode.pack.manifest import Manifest
+
         from ..heads.shipped import add_shipped_head
         from ..imports.gguf_import import import_gguf_pair
 

@@ -14,9 +14,9 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.counter_rng import exponentials, first_arrivals, mixed
 from edgedecode.sampling.masses import exponent_scale, masses, unnormalised
 from edgedecode.sampling.penalties import Marked
-from edgedecode.sampling.row_draw import Leading, NumpyRowDraw
+from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, weighted
 from edgedecode.sampling.sampler import Noise, Sampler
-from edgedecode.sampling.weights import SamplingOptions, weighted
+from edgedecode.sampling.weights import SamplingOptions
 from tests.toys import reference_row
 
 VOCABULARY = 12
@@ -67,7 +67,7 @@ def test_masses_are_weights_to_the_nearest_unit() -> None:
 def test_nucleus_is_the_fewest_most_likely_ids_with_ties(size: int, top_p: float) -> None:
     for seed, scale in itertools.product(range(5), (0.05, 1.0, 8.0)):
         row = np.round(random_row(size, seed=seed, scale=scale), 1 if seed % 2 else 6)
-        indices, weights = weighted(row, SamplingOptions(temperature=1.0, top_p=top_p))
+        indices, weights = weighted(row, SamplingOptions(temperature=1.0, top_p=top_p), coin=1.0)
         every = masses(unnormalised(row, row.max(), exponent_scale(1.0)))
         wanted = top_p * float(every.sum())
         least = weights.min()
@@ -109,7 +109,7 @@ def test_weights_are_those_of_the_processed_row(options: SamplingOptions) -> Non
     seen = [2, 5, 5]
     for seed in range(20):
         row = random_row(seed=seed)
-        indices, weights = weighted(options.penalised(row, Marked.of(dict.fromkeys(seen, 0))), options)
+        indices, weights = weighted(options.penalised(row, Marked.of(dict.fromkeys(seen, 0))), options, coin=1.0)
         found = np.zeros(VOCABULARY)
         found[slice(None) if indices is None else indices] = weights / weights.sum(dtype=np.float64)
         expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen)
