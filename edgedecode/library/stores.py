@@ -123,7 +123,8 @@ def _library_models() -> Iterator[StoredModel]:
 def _package_models() -> Iterator[StoredModel]:
     for package in distributions():
         with suppress(OSError, UnicodeDecodeError):
-            if ".gguf" in (package.read_text("RECORD") or ""):  # fast: most packages list none
+            own = package.name == "edgedecode"  # whose files are drafting heads
+            if not own and ".gguf" in (package.read_text("RECORD") or ""):  # fast: most packages list none
                 found = [Path(str(file.locate())) for file in package.files or () if file.suffix.lower() == ".gguf"]
                 yield from _of_package(package.name, [path for path in found if path.is_file()], Store.PACKAGE)
 

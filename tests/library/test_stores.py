@@ -40,8 +40,9 @@ def test_every_store_is_found(stores: Stores, tmp_path: Path, monkeypatch: pytes
     written(tmp_path / "mine" / "deep" / "own.gguf", b"7")
     written(tmp_path / "cache" / "models" / "owner--pulled" / "pulled-Q4_0.gguf", b"8")
     monkeypatch.setenv("EDGEDECODE_MODELS", os.pathsep.join([str(tmp_path / "mine"), str(tmp_path / "none")]))
-    with ZipFile(wheel(tmp_path, "some-model", {"model.Q4_1.gguf": b"9"})) as archive:
-        archive.extractall(tmp_path / "site")
+    for package in ("some-model", "edgedecode"):  # whose own files are no models
+        with ZipFile(wheel(tmp_path, package, {"model.Q4_1.gguf": b"9"})) as archive:
+            archive.extractall(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert names() == {
         "owner/pulled:Q4_0": "library",
