@@ -20,7 +20,7 @@ from edgedecode.errors import InputError
 from .texts import Text
 
 TOP = 64
-"""The likeliest tokens that are kept: of SmolLM2-135M's answers the others have 0.4% of the probability."""
+"""The likeliest tokens that are kept: the others have 4% of the probability in SmolLM2-135M's texts."""
 _PASS = 128
 
 
