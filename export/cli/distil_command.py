@@ -37,7 +37,7 @@ class DistilCommand:
         length.add_argument("--minutes", type=real_number, metavar="M", help="of the whole work (default 60)")
         length.add_argument("--tokens", type=positive_count, metavar="N", help="of the answers that are written")
         texts = parser.add_mutually_exclusive_group()
-        texts.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line (default: bundled ones)")
+        texts.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="prompts (default: bundled ones)")
         texts.add_argument(
             "--answers", type=Path, metavar="FILE.jsonl", help="texts in ids, as OUT/texts.jsonl has them"
         )
@@ -115,7 +115,7 @@ def _line(progress: Progress) -> str:
 
 
 def _result(out: Path, root: Path, outcome: Outcome) -> str:
-    speeds = f"{outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} without"
+    speeds = f"{outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} before"
     if outcome.added:
         return f"{out}: {speeds}; the head was added (`edgedecode head remove` undoes it)"
     return f"{out}: {speeds}; the model was left as it was"

@@ -24,9 +24,10 @@ from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gate import check_pack
+from edgedecode.text.prompts import read_prompts
 
 from ..gguf.maker import GgufMaker
-from ..heads.head import LEAST_LAYERS
+from ..heads.head import LEAST_LAYERS, default_taps
 from ..stages import Stages
 from .acceptance import Acceptance, Trend, measure, together
 from .costs import PassCosts, pass_costs
@@ -36,7 +37,7 @@ from .labels import Labels, label_type, write_labels
 from .plan import DistilPlan, distil_plan
 from .start import earlier_head, new_head, sizes_of
 from .target_weights import TargetWeights
-from .texts import HELD_OUT, Text, bundled_prompts, read_prompts, read_texts, short_enough, write_texts
+from .texts import HELD_OUT, Text, bundled_prompts, read_texts, short_enough, write_texts
 from .training import DEPTH, MEAN_DEPTH, Batches, Training, frequent_ids
 
 ROWS = 8192
@@ -116,7 +117,7 @@ class Distillation:
         layers = self._entry.layers
         if layers < LEAST_LAYERS:
             raise ExportError(f"the target has {layers} layers: heads are for targets of {LEAST_LAYERS} or more")
-        self.taps = (2, layers // 2, layers - 3)
+        self.taps = default_taps(layers)
         self._started = monotonic()
         self._lock = self._begin()
 
@@ -152,7 +153,9 @@ class Distillation:
                     f"the work in {out} was begun with another --{others[0]}: give the same, or another --out"
                 )
             return _locked(out)
-        if out.exists() and (not out.is_dir() or any(path.name != _OPTIONS for path in out.iterdir())):
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out} is a file: name a folder with --out")
+        if out.exists() and any(path.name != _OPTIONS for path in out.iterdir()):
             raise InputError(f"{out} is not empty: --resume goes on with the work in it, --out names another folder")
         out.mkdir(parents=True, exist_ok=True)
         lock = _locked(out)
@@ -168,7 +171,7 @@ class Distillation:
             return texts
         if (self._request.out / _TRAINING).exists():
             return read_texts(path, vocabulary_size=size)
-        prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts)
+        prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts, family="")
         wanted, seconds = request.tokens, 60 * WRITING_SHARE * (request.minutes or 0)
         with closing(load(request.root)) as pair, self._stages.stage("writing answers", wanted or int(seconds)) as step:
             written, shown, began = 0, 0, monotonic()
@@ -241,7 +244,8 @@ class Distillation:
         trained = [index for index in range(len(texts)) if index not in held]
         network, ids = self._start(target, [texts[index] for index in trained])
         batches = Batches(labels, ids, vocabulary_size=target.rows)
-        training = Training(network, target.embedding, batches, trained)
+        table = target.embedding
+        training = Training(network, table, batches, trained)
         if checkpoint.exists():
             training.load(checkpoint)
         else:
@@ -251,7 +255,7 @@ class Distillation:
         in_step = sum(len(texts[index].tokens) for index in trained) / len(batches.epoch(trained, seed=0))
 
         def note() -> None:
-            kinds = measure(network, target.embedding, batches, held)
+            kinds = measure(network, table, batches, held)
             total, read = together(kinds), int(in_step * training.done)
             measured.append((read, total.length()))
             trend, seconds = Trend.of(measured), monotonic() - self._started

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from edgedecode.arrays import IntArray
+from edgedecode.errors import ExportError
 
 from .head_network import HeadNetwork
 
@@ -57,5 +59,11 @@ def write_head(
         "license": license,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
+    path, part = folder / "model.safetensors", folder / "model.part"
+    try:
+        save_file({name: each.contiguous() for name, each in tensors.items()}, part)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise ExportError(f"{path} cannot be written ({error}): make room, then go on with --resume") from None
+    part.replace(path)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 from edgedecode import Message, Pair, SamplingOptions, SessionOptions
 from edgedecode.errors import InputError
+from edgedecode.text.prompts import Prompt, parse_prompts
 
 MOST_ANSWER, MOST_PROMPT = 320, 512
 """Tokens of an answer that are written, and of the longest prompt that is used."""
@@ -22,14 +22,6 @@ _LEAST_PROMPT = 4
 _TEMPERATURE = 0.8
 _OWN_PROMPTS = SamplingOptions(temperature=0.9)
 _MARK = "@@@"
-
-
-@dataclass(frozen=True, slots=True)
-class DistilPrompt:
-    """What a user says, and of which kind it is."""
-
-    text: str
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +44,9 @@ class Text:
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
 
-class Advance(Protocol):
-    """Is told of each text, and says whether more are wanted."""
-
-    def __call__(self, text: Text) -> bool: ...
-
-
-def bundled_prompts() -> list[DistilPrompt]:
+def bundled_prompts() -> list[Prompt]:
     """Return the prompts that come with the program."""
-    return _prompts(files(__package__).joinpath("prompts.jsonl").read_bytes(), "the bundled prompts")
-
-
-def read_prompts(path: Path) -> list[DistilPrompt]:
-    """Read prompts, a JSON object or a plain line each. Raises InputError."""
-    try:
-        return _prompts(path.read_bytes(), str(path))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    return parse_prompts(files(__package__).joinpath("prompts.jsonl").read_bytes(), "the bundled prompts")
 
 
 def read_texts(path: Path, *, vocabulary_size: int) -> list[Text]:
@@ -86,17 +64,17 @@ def read_texts(path: Path, *, vocabulary_size: int) -> list[Text]:
                 raise ValueError("the answer is empty, or an id is outside the target's vocabulary")
             held_out = found.get("held_out") is True
             texts.append(Text(prompt, answer, float(found.get("temperature", 0)), str(found.get("kind", "")), held_out))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}, line {number} is no text of prompt and answer in ids: {error}") from None
     return texts
 
 
-def write_texts(pair: Pair, prompts: Sequence[DistilPrompt], path: Path, *, advance: Advance) -> None:
+def write_texts(pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: Callable[[Text], bool]) -> None:
     """Let the target answer until `advance` says that it is enough; go on after the texts of an earlier call.
 
-    First come the given prompts, greedy and sampled in turns, then prompts that the target writes itself, as the
-    given ones are few and greedy answers do not differ. Each text depends only on its number: the file is the same
-    however often the writing stopped.
+    advance: is told of each text. First come the given prompts, greedy and sampled in turns, then prompts that the
+    target writes itself, as the given ones are few and greedy answers do not differ. Each text depends only on its
+    number: the file is the same however often the writing stopped.
     """
     kept = read_texts(path, vocabulary_size=pair.tokenizer.size) if path.exists() else []
     with path.open("r+b" if path.exists() else "wb") as file:
@@ -110,7 +88,7 @@ def write_texts(pair: Pair, prompts: Sequence[DistilPrompt], path: Path, *, adva
                 return
 
 
-def _texts(pair: Pair, prompts: Sequence[DistilPrompt], *, first: int) -> Iterator[Text]:
+def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int) -> Iterator[Text]:
     begin = _beginning(pair)
     for number in count(first):
         held_out, temperature = False, _TEMPERATURE * (number % 2)
@@ -124,18 +102,21 @@ def _texts(pair: Pair, prompts: Sequence[DistilPrompt], *, first: int) -> Iterat
             prompt = prompts[place if place % HELD_OUT else (place + 1) % len(prompts)]
             temperature = _TEMPERATURE
         sampling = SamplingOptions(temperature=temperature)
-        with pair.session(SessionOptions(sampling=sampling, seed=number, context=CONTEXT)) as session:
-            answer = session.generate(prompt.text, max_tokens=MOST_ANSWER).tokens
-        yield Text(_rendered(pair, prompt.text), answer, temperature, prompt.kind, held_out)
+        options = SessionOptions(sampling=sampling, seed=number, context=CONTEXT)
+        with pair.session(options, messages=prompt.history) as session:
+            answer = session.generate(prompt.turns[0], max_tokens=MOST_ANSWER).tokens
+        yield Text(_rendered(pair, prompt), answer, temperature, prompt.family, held_out)
 
 
-def _rendered(pair: Pair, text: str) -> tuple[int, ...]:
-    return tuple(pair.tokenizer.encode(pair.tokenizer.render([Message("user", text)])))
+def _rendered(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
+    """Return the tokens up to the first answer."""
+    messages = [*prompt.history, Message("user", prompt.turns[0])]
+    return tuple(pair.tokenizer.encode(pair.tokenizer.render(messages)))
 
 
-def short_enough(pair: Pair, prompts: Sequence[DistilPrompt]) -> list[DistilPrompt]:
+def short_enough(pair: Pair, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts that leave room for an answer."""
-    return [prompt for prompt in prompts if len(_rendered(pair, prompt.text)) <= MOST_PROMPT]
+    return [prompt for prompt in prompts if len(_rendered(pair, prompt)) <= MOST_PROMPT]
 
 
 def _beginning(pair: Pair) -> tuple[int, ...]:
@@ -145,27 +126,9 @@ def _beginning(pair: Pair) -> tuple[int, ...]:
     return tuple(pair.tokenizer.encode(before)) if mark else ()
 
 
-def _own(pair: Pair, begin: Sequence[int], *, seed: int) -> DistilPrompt | None:
+def _own(pair: Pair, begin: Sequence[int], *, seed: int) -> Prompt | None:
     """Return a prompt that the target writes; None if it writes none."""
     with pair.session(SessionOptions(sampling=_OWN_PROMPTS, seed=seed, context=CONTEXT)) as session:
         written = session.collect(session.complete(begin, max_tokens=MOST_PROMPT // 4))
     text = written.text.strip()
-    return DistilPrompt(text, "written") if len(written.tokens) > _LEAST_PROMPT and text else None
-
-
-def _prompts(content: bytes, name: str) -> list[DistilPrompt]:
-    found: dict[str, DistilPrompt] = {}
-    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
-        if not (plain := line.strip()):
-            continue
-        prompt = DistilPrompt(plain)
-        if plain.startswith("{"):
-            try:
-                value = json.loads(plain)
-                prompt = DistilPrompt(str(value["prompt"]), str(value.get("kind", "")))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{name}, line {number} is no prompt: {error}") from None
-        found.setdefault(prompt.text, prompt)
-    if not found:
-        raise InputError(f"{name} has no prompts")
-    return list(found.values())
+    return Prompt("written", (), (text,)) if len(written.tokens) > _LEAST_PROMPT and text else None

@@ -140,19 +140,19 @@ class Training:
         self.done, self.steps = 0, 0
         """Steps done, and all of them; 0: not decided yet."""
 
-    def run(self) -> Iterator[float]:
-        """Do the steps that are left; yield each one's loss. Raises ExportError for one that is not finite."""
+    def run(self) -> Iterator[None]:
+        """Do the steps that are left; yield after each. Raises ExportError for one that is not finite."""
         for batch in self._left():
             for group in self._optimizer.param_groups:
                 group["lr"] = RATE * self._rate()
             self._optimizer.zero_grad()
-            loss = self._gradients(batch)
+            self._gradients(batch)
             size = torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
             if not bool(torch.isfinite(size)):
                 raise ExportError(f"the loss of step {self.done + 1} is not finite: the last checkpoint is kept")
             self._optimizer.step()
             self.done += 1
-            yield loss
+            yield
 
     def try_batch(self, texts: Sequence[int]) -> None:
         """Compute what a step would change, and change nothing."""
@@ -183,11 +183,9 @@ class Training:
                 f"{path} is damaged ({type(error).__name__}): remove it to train from the texts"
             ) from None
 
-    def _gradients(self, texts: Sequence[int]) -> float:
+    def _gradients(self, texts: Sequence[int]) -> None:
         depth = sum(self.done >= share * self.steps for share in DEEPER_FROM)
-        loss = head_loss(self.network, self._table, self._batches.batch(texts), depth=depth)
-        loss.backward()
-        return float(loss.detach())
+        head_loss(self.network, self._table, self._batches.batch(texts), depth=depth).backward()
 
     def _rate(self) -> float:
         share = self.done / self.steps

@@ -28,6 +28,11 @@ LEAST_LAYERS = 6
 """With fewer, the default layers 2, L / 2 and L - 3 are not three."""
 
 
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs a head reads if it does not say."""
+    return 2, layers // 2, layers - 3
+
+
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     """The sizes and flags of a head."""

@@ -10,7 +10,7 @@ from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .gguf_head import write_gguf_head
-from .head import LEAST_LAYERS, Head
+from .head import LEAST_LAYERS, Head, default_taps
 from .head_entry import head_entry
 from .layouts import read_head
 from .own_table import without_table
@@ -78,7 +78,7 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
         )
     if head.ids is not None and (beyond := int(head.ids.max())) >= vocabulary_size:
         raise ExportError(f"d2t names the token {beyond}, the target's tokenizer has {vocabulary_size}")
-    taps = shape.taps or (2, target.layers // 2, target.layers - 3)
+    taps = shape.taps or default_taps(target.layers)
     if len(taps) != HEAD_TAPS or any(not 0 < layer < target.layers for layer in taps):
         raise ExportError(
             f"the head reads the inputs of layers {list(taps)}, the target has layers 1 to {target.layers - 1} of "

@@ -25,7 +25,6 @@ from edgedecode.export.distil.plan import DistilPlan
 from edgedecode.export.distil.texts import (
     HELD_OUT,
     MOST_PROMPT,
-    DistilPrompt,
     Text,
     bundled_prompts,
     read_texts,
@@ -38,7 +37,7 @@ from edgedecode.export.stages import Stages
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from edgedecode.text.prompts import parse_prompts
+from edgedecode.text.prompts import Prompt, parse_prompts
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1500
@@ -74,9 +73,9 @@ def enough(count: int, told: list[Text]) -> Callable[[Text], bool]:
 
 def test_bundled_prompts_are_many_and_of_several_kinds() -> None:
     prompts = bundled_prompts()
-    assert len({prompt.text for prompt in prompts}) == len(prompts) >= 150
-    assert len({prompt.kind for prompt in prompts}) >= 6
-    assert len({prompt.kind for prompt in prompts[::HELD_OUT]}) >= 6
+    assert len({prompt.turns for prompt in prompts}) == len(prompts) >= 150
+    assert len({prompt.family for prompt in prompts}) >= 6
+    assert len({prompt.family for prompt in prompts[::HELD_OUT]}) >= 6
 
 
 def test_no_bundled_prompt_is_one_that_speed_is_measured_on() -> None:
@@ -85,13 +84,13 @@ def test_no_bundled_prompt_is_one_that_speed_is_measured_on() -> None:
 
     measured = [words(turn) for prompt in parse_prompts(UNSEEN.read_bytes(), UNSEEN.name) for turn in prompt.turns]
     for prompt in bundled_prompts():
-        ours = words(prompt.text)
-        assert all(len(ours & theirs) < 0.6 * len(ours | theirs) for theirs in measured), prompt.text
+        ours = words(prompt.turns[0])
+        assert all(len(ours & theirs) < 0.6 * len(ours | theirs) for theirs in measured), prompt.turns
 
 
 def test_texts_do_not_depend_on_where_the_writing_stopped(tmp_path: Path) -> None:
-    prompts = [DistilPrompt(f"Tell me a story about a {animal}.", "story") for animal in ("cat", "dog", "hen")]
-    prompts.append(DistilPrompt("word " * 2 * MOST_PROMPT))
+    prompts = [Prompt("story", (), (f"Tell me a story about a {animal}.",)) for animal in ("cat", "dog", "hen")]
+    prompts.append(Prompt("", (), ("word " * 2 * MOST_PROMPT,)))
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     with load(BUNDLED_PACK) as pair:
         assert short_enough(pair, prompts) == prompts[:3]
@@ -116,9 +115,9 @@ def test_a_head_is_trained_that_guesses_what_a_new_one_does_not(
 ) -> None:
     monkeypatch.setattr("edgedecode.export.distil.training.POSITIONS", 512)  # more steps of less
     out, planned, measured = tmp_path / "head", list[DistilPlan](), []
-    prompts = tmp_path / "prompts.txt"
+    prompts = tmp_path / "prompts.jsonl"
     animals = ("cat", "dog", "hen", "fox", "owl", "frog", "pony", "bear", "duck", "mouse", "horse", "squirrel")
-    prompts.write_text("".join(f"Tell me a short story about a {animal}.\n" for animal in animals))
+    prompts.write_text("".join(f'{{"prompt": "Tell me a short story about a {animal}."}}\n' for animal in animals))
     request = DistilRequest(pack, out, tokens=2 * TOKENS, prompts=prompts)
     held_out = Distillation(request, Stages(), planned=planned.append, report=measured.append).run()
     head, target = read_head(out), Manifest.load(pack).models["target"]
@@ -198,6 +197,8 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
     ("given", "message"),
     [
         (["--out", "full"], "is not empty: --resume goes on"),
+        (["--out", "empty.txt"], "is a file: name a folder"),
+        (["--prompts", "empty.bin"], "is not valid UTF-8"),
         (["--out", "none", "--resume"], "holds no work to go on with"),
         (["--out", "begun", "--resume", "--tokens", "9"], "was begun with another --tokens"),
         (["--out", "list", "--resume"], "holds no work to go on with"),
@@ -205,8 +206,8 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
         (["--minutes", "-3"], "leaves no time"),
         (["--answers", "few.jsonl", "--init", "damaged"], "holds no head of this target"),
         (["--prompts", "missing.txt"], "cannot be read"),
-        (["--prompts", "empty.txt"], "has no prompts"),
-        (["--prompts", "bad.jsonl"], "line 2 is no prompt"),
+        (["--prompts", "empty.txt"], "holds no prompts"),
+        (["--prompts", "bad.jsonl"], "line 2 has neither messages nor turns"),
         (["--answers", "bad.jsonl"], "line 1 is no text"),
         (["--answers", "few.jsonl"], "too few to train on"),
         (["--answers", "few.jsonl", "--init", "full"], "holds no head of this target"),
@@ -229,6 +230,7 @@ def test_what_cannot_be_trained_is_one_line(
     options = {"prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
     (tmp_path / "begun" / "distil.json").write_text(json.dumps(options))
     (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "empty.bin").write_bytes(b"\xff\xfe\x00 nonsense")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"text": "Hi"}\n')
     lines = [{"prompt": [1, index], "answer": [3, 4]} for index in range(2 if "--init" in given else 1)]
     (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
