@@ -94,13 +94,18 @@ def local(url: str) -> bool:
 
 def say(page: Any, text: str) -> None:
     """Send a message and wait for the end of its answer."""
+    written(page, text).press("Enter")
+    ended(page)
+
+
+def written(page: Any, text: str) -> Any:
+    """The message's field, with `text` in it: a busy page may put the focus elsewhere while it is typed."""
     page.wait_for_function("!document.querySelector('dialog[open]')")  # text typed below an open dialog is lost
-    message, send = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Send")
+    message, send = page.get_by_label("Message", exact=True), page.locator(".composer button[aria-label=Send]")
     message.fill(text)
     while not send.is_enabled():
         message.fill(text)
-    message.press("Enter")
-    ended(page)
+    return message
 
 
 def ended(page: Any) -> None:
@@ -187,8 +192,7 @@ def test_a_message_sent_before_the_server_told_its_name_is_answered_under_it(ope
     held: list[Any] = []
     page.route("**/props", lambda route: held.append(route))  # noqa: PLW0108  (playwright takes no built-in methods)
     page.reload()
-    page.get_by_label("Message", exact=True).fill(STORY)
-    page.keyboard.press("Enter")
+    written(page, STORY).press("Enter")
     page.wait_for_selector(".messages[aria-busy=true]")
     while held:
         held.pop().continue_()
@@ -216,8 +220,7 @@ def test_an_answer_can_neither_run_code_nor_load_anything(opened: Any) -> None:
 def test_an_answer_is_stopped_and_answered_again(opened: Any, server: Running) -> None:
     page = opened()
     page.route("**/v1/chat/completions", lambda _: None)  # never answered: there is time to press the button
-    page.get_by_label("Message", exact=True).fill(STORY)
-    page.keyboard.press("Enter")
+    written(page, STORY).press("Enter")
     page.wait_for_timeout(500)  # a double click on Send stops nothing
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("stopped").first.wait_for()

@@ -8,10 +8,23 @@ import pytest
 from tests.apps.serving import KEY, Running
 
 # isort: split
-from tests.apps.test_browser import CODE, STORY, answers, browser, ended, figures, opened, pytestmark, say, server
+from tests.apps.test_browser import (
+    CODE,
+    STORY,
+    answers,
+    browser,
+    ended,
+    figures,
+    opened,
+    pytestmark,
+    say,
+    server,
+    written,
+)
 
 # isort: split
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from edgedecode.apps.serve.guards import Limits
 
@@ -95,8 +108,9 @@ def test_a_message_is_not_sent_twice_and_an_edit_waits(opened: Any) -> None:
     page = opened()
     say(page, STORY)
     page.get_by_role("button", name="Edit", exact=True).click()
+    expect(page.get_by_label("Edited message")).to_be_focused()  # on a busy machine it takes the next field's text
     page.route("**/v1/chat/completions", lambda _: None)
-    page.get_by_label("Message", exact=True).fill("And now?")
+    written(page, "And now?")
     page.evaluate(SLOW_SUBMITS)
     page.get_by_role("button", name="Send").last.dblclick()
     editor = page.get_by_label("Edited message")
@@ -227,7 +241,6 @@ def test_a_server_that_is_gone_is_reported(opened: Any, server: Running) -> None
     page = opened()
     page.get_by_text("Chat with demo").wait_for()
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, body='{"error": {"message": "busy"}}'))
-    page.get_by_label("Message", exact=True).fill(STORY)
-    page.keyboard.press("Enter")
+    written(page, STORY).press("Enter")
     page.locator("article .trouble").get_by_text("Busy").wait_for()
     assert page.evaluate("document.activeElement.id") == "message"
