@@ -160,9 +160,9 @@ class CompiledEntry:
 
 DRAFT, TRIM, HEAD = "draft", "trim", "head"
 """The names of a pack's draft models: the full one, the one with a smaller vocabulary, and the drafting head."""
-HEAD_FILE = "head/head.gguf"
+HEAD_NAMES = "head/head.gguf", "head/head-2.gguf"
 TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
-"""Each file of a trimmed draft has two names, so that the old and the new file can exist at the same time."""
+"""A head's file and each of a trimmed draft have two names, so that the old and the new file can exist at once."""
 
 
 @dataclass(frozen=True, slots=True)

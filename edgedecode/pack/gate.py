@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from edgedecode.cache import area
 from edgedecode.errors import ManifestError
 
-from .entries import ADAPTERS, HEAD, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
+from .entries import ADAPTERS, HEAD, HEAD_NAMES, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 
@@ -72,7 +72,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
     """
     listed = {*manifest.files, MANIFEST_NAME}
     folders = {parent.as_posix() for name in listed for parent in PurePosixPath(name).parents}
-    trim_files = {name for names in TRIM_NAMES.values() for name in names}
+    unfinished = {PurePosixPath(name).name for names in (HEAD_NAMES, *TRIM_NAMES.values()) for name in names}
     unused = _unused(manifest)
     for name, entry in _entries(root, folders):
         path = root / name
@@ -83,7 +83,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
                 continue  # a crash while they are added or removed leaves their folders
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
-        elif name in listed or _is_ignored(name) or entry.name.startswith(_WORK) or entry.name in trim_files:
+        elif name in listed or _is_ignored(name) or entry.name.startswith(_WORK) or entry.name in unfinished:
             continue
         raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
     if unused:

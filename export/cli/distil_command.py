@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from edgedecode.commands import Command, add_json, positive_count, print_json, r
 from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
 from edgedecode.pack.pack_change import check_own
+from edgedecode.text.printable import counted
 
 from ..frameworks import require_frameworks
 from .common import quiet
@@ -56,7 +58,7 @@ class DistilCommand:
 
 def _run(arguments: Namespace) -> Report:
     require_frameworks("distil")
-    from ..distil.adding import add_if_faster
+    from ..distil.adding import add_if_better
     from ..distil.distil import Distillation, DistilRequest
     from .display import live_stages
 
@@ -80,12 +82,12 @@ def _run(arguments: Namespace) -> Report:
 
     with live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
         try:
-            outcome = add_if_faster(root, out, work.run(), stages)
+            outcome = add_if_better(root, out, work.run(), stages)
         except (KeyboardInterrupt, SystemExit):
             print(f"edgedecode: what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
             raise
     if not arguments.json:
-        print(_result(out, root, outcome))
+        print(_result(out, outcome))
     last = measured[-1]
     return {
         "folder": str(out),
@@ -95,6 +97,8 @@ def _run(arguments: Namespace) -> Report:
         "predicted": last.speed_up,
         "before": outcome.before,
         "after": outcome.after,
+        "gain": outcome.gain.mean,
+        "gain_error": outcome.gain.error if isfinite(outcome.gain.error) else None,
         "added": outcome.added,
     }
 
@@ -114,11 +118,15 @@ def _line(progress: Progress) -> str:
     return f"{line}; another hour: {later:.2f}" + (", hardly more" if more < _LEAST_GAIN else "")
 
 
-def _result(out: Path, root: Path, outcome: Outcome) -> str:
-    speeds = f"{outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} before"
+def _result(out: Path, outcome: Outcome) -> str:
+    what = "tokens a round than the earlier head" if outcome.replaces else "of that speed"
+    line = (
+        f"{out}: {outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} before; "
+        f"{outcome.gain.mean:+.2f} ± {outcome.gain.error:.2f} {what} on {counted(outcome.texts, 'held-out text')}"
+    )
     if outcome.added:
-        return f"{out}: {speeds}; the head was added (`edgedecode head remove` undoes it)"
-    return f"{out}: {speeds}; the model was left as it was"
+        return f"{line}; the head was added (`edgedecode head remove` undoes it)"
+    return f"{line}, no clear gain; the model was left as it was"
 
 
 distil: Command = DistilCommand()

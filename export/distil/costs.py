@@ -39,15 +39,16 @@ class PassCosts:
 def pass_costs(model: LanguageModel, *, weights_nbytes: int) -> PassCosts:
     """Time passes at some positions, in turns."""
     widths = range(1, MOST_DEPTH + 2)
+    positions = min(_POSITIONS, model.card.context - len(widths))
     seconds: dict[int, list[float]] = {width: [] for width in widths}
-    with closing(model.new_state(_POSITIONS + len(widths), rows=_POSITIONS)) as state:
-        model.forward([0] * _POSITIONS, state, rows="none")
-        state.keep(range(_POSITIONS))
+    with closing(model.new_state(positions + len(widths), rows=positions)) as state:
+        model.forward([0] * positions, state, rows="none")
+        state.keep(range(positions))
         for _ in range(_TIMES):
             for width in widths:
                 started = perf_counter()
                 model.forward([0] * width, state, rows="all")
                 seconds[width].append(perf_counter() - started)
-                state.crop(_POSITIONS)
+                state.crop(positions)
     one = median(seconds[1])
     return PassCosts(tuple(median(each) / one for each in seconds.values()), weights_nbytes)

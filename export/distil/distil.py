@@ -23,6 +23,7 @@ from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.entries import FileEntry, OutsideFile
 from edgedecode.pack.gate import check_pack
 from edgedecode.text.prompts import read_prompts
 
@@ -31,9 +32,9 @@ from ..heads.head import LEAST_LAYERS, default_taps
 from ..stages import Stages
 from .acceptance import Acceptance, Trend, measure, together
 from .costs import PassCosts, pass_costs
-from .head_folder import write_head
+from .head_folder import HEAD_WEIGHTS, write_head
 from .head_network import HeadNetwork
-from .labels import Labels, label_type, write_labels
+from .labels import Labels, labelled, write_labels
 from .plan import DistilPlan, distil_plan
 from .start import earlier_head, new_head, sizes_of
 from .target_weights import TargetWeights
@@ -71,10 +72,10 @@ class DistilRequest:
     resume: bool = False
 
     def options(self) -> dict[str, object]:
-        """Return what a resumed work must have in common with the one that it goes on with."""
-        files = {"prompts": self.prompts, "answers": self.answers}
+        """Return what a resumed work must have in common with the one that it goes on with, files by their content."""
+        files = {"prompts": self.prompts, "answers": self.answers, "init": self.init and self.init / HEAD_WEIGHTS}
         digests = {name: None if path is None else _digest(path) for name, path in files.items()}
-        return {**digests, "init": self.init and str(self.init), "minutes": self.minutes, "tokens": self.tokens}
+        return {**digests, "minutes": self.minutes, "tokens": self.tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class Distillation:
 
     def _begin(self) -> Lock:
         """Make the folder, or check that it holds such a work. Return its lock."""
-        out, options = self._request.out, self._request.options()
+        out, options = self._request.out, {"target": self._weights.sha256, **self._request.options()}
         path = out / _OPTIONS
         if self._request.resume:
             try:
@@ -149,9 +150,8 @@ class Distillation:
             except (OSError, ValueError, TypeError, RecursionError):
                 raise InputError(f"{out} holds no work to go on with: leave out --resume") from None
             if others := [name for name, value in options.items() if known.get(name) != value]:
-                raise InputError(
-                    f"the work in {out} was begun with another --{others[0]}: give the same, or another --out"
-                )
+                other = "target" if others[0] == "target" else f"--{others[0]}"
+                raise InputError(f"the work in {out} was begun with another {other}: give the same, or another --out")
             return _locked(out)
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file: name a folder with --out")
@@ -193,7 +193,7 @@ class Distillation:
     def _plan(self, target: TargetWeights, tokens: int) -> None:
         """Tell what the work will take. Raises ExportError if the disk is too small for it."""
         sizes = sizes_of(target, rows=min(ROWS, target.rows))
-        nbytes = _TARGET_COPIES * self._weights_nbytes
+        nbytes = _TARGET_COPIES * self._weights.nbytes
         plan = distil_plan(sizes, vocabulary_size=target.rows, target_nbytes=nbytes, tokens=tokens)
         self._planned(plan)
         out = self._request.out
@@ -204,23 +204,19 @@ class Distillation:
             )
 
     @property
-    def _weights_nbytes(self) -> int:
-        return (self._request.root / self._entry.weights).stat().st_size
+    def _weights(self) -> FileEntry | OutsideFile:
+        name = self._manifest.models["target"].weights
+        return self._manifest.outside.get(name) or self._manifest.files[name]
 
     def _label(self, path: Path, texts: Sequence[Text], *, width: int) -> PassCosts:
         """Write the labels that the file lacks, and time the target's passes."""
-        row, lengths = label_type(width).itemsize, [len(text.tokens) for text in texts]
-        have, done, rows = path.stat().st_size // row if path.exists() else 0, 0, 0
-        while done < len(texts) and rows + lengths[done] <= have:
-            rows, done = rows + lengths[done], done + 1
-        with path.open("ab") as file:
-            file.truncate(rows * row)
+        done = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
         size = self._manifest.vocabulary_size
         request = ModelRequest(self._entry, self._request.root, "target", size, Budget(), taps=self.taps)
         model = find_runtime("onnx").open(request)
-        with self._stages.stage("reading answers", sum(lengths[done:])) as step:
+        with self._stages.stage("reading answers", sum(len(text.tokens) for text in texts[done:])) as step:
             write_labels(model, texts[done:], path, done=lambda text: step(len(text.tokens)))
-        return pass_costs(model, weights_nbytes=self._weights_nbytes)
+        return pass_costs(model, weights_nbytes=self._weights.nbytes)
 
     @contextmanager
     def _target_file(self) -> Iterator[Path]:

@@ -16,6 +16,8 @@ from edgedecode.errors import ExportError
 
 from .head_network import HeadNetwork
 
+HEAD_WEIGHTS = "model.safetensors"
+
 
 def write_head(
     folder: Path,
@@ -59,7 +61,7 @@ def write_head(
         "license": license,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path, part = folder / "model.safetensors", folder / "model.part"
+    path, part = folder / HEAD_WEIGHTS, folder / "model.part"
     try:
         save_file({name: each.contiguous() for name, each in tensors.items()}, part)
     except (OSError, SafetensorError) as error:

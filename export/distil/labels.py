@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import accumulate
+from os import SEEK_END
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,29 @@ class Labels:
     def of(self, index: int) -> np.ndarray:
         """Return the labels of a text."""
         return self.rows[self.starts[index] : self.starts[index + 1]]
+
+
+def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool) -> int:
+    """Return how many texts have their labels in a file, and cut the rest off: all of it if it is of other texts.
+
+    Beside the file lies the digest of its texts, which are all known before the first is read. is_trained: whether a
+    training has read the labels; raises InputError if they are of other texts.
+    """
+    row, beside = label_type(width), path.with_suffix(".sha256")
+    digest = sha256(f"{row.descr}".encode() + b"".join(text.line for text in texts)).hexdigest().encode()
+    is_same = beside.exists() and beside.read_bytes() == digest
+    if is_trained and not is_same:
+        raise InputError(
+            f"the texts in {path.parent} are not those of its training: put them back, or use another --out"
+        )
+    with path.open("ab") as file:
+        have = file.seek(0, SEEK_END) // row.itemsize if is_same else 0
+        done = rows = 0
+        while done < len(texts) and rows + len(texts[done].tokens) <= have:
+            rows, done = rows + len(texts[done].tokens), done + 1
+        file.truncate(rows * row.itemsize)
+    beside.write_bytes(digest)
+    return done
 
 
 def write_labels(model: LanguageModel, texts: Sequence[Text], path: Path, *, done: Callable[[Text], None]) -> None:

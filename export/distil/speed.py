@@ -1,25 +1,25 @@
-"""The speed-up of a pack's drafts on texts that were held out, in one run: plain and drafted answers in turns."""
+"""What a pack's drafts gain on texts that were held out: speed over plain decoding, and tokens of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from statistics import mean
 from time import perf_counter
 
 from edgedecode import Pair, SamplingOptions, SessionOptions, load
 from edgedecode.errors import EdgeDecodeError
 
-from .texts import CONTEXT, Text
+from .texts import Lengths, Text
+from .training import DEPTH
 
 _TOKENS = 96
 _WARM_UP = 3
 """Texts by which the scheduler learns costs and acceptance first."""
 
 
-def speed_up(root: Path, texts: Sequence[Text], *, advance: Callable[[int], None]) -> float:
-    """Return the mean of the texts' speeds with the pack's drafts over their speeds without, decoding alone.
+def speed_ups(root: Path, texts: Sequence[Text], *, advance: Callable[[int], None]) -> list[float]:
+    """Return each text's speed with the pack's drafts over its speed without, decoding alone, in turns.
 
     Raises EdgeDecodeError if an answer differs, which no draft may cause.
     """
@@ -31,18 +31,33 @@ def speed_up(root: Path, texts: Sequence[Text], *, advance: Callable[[int], None
             (plain, seconds), (drafted, less) = (_answer(pair, text, drafter=name) for name in ("none", None))
             if plain != drafted:
                 raise EdgeDecodeError("an answer with drafts differs from the one without: report this")
-            if less:
-                ratios.append(seconds / less)
+            ratios.append(seconds / less if less else 1.0)
             advance(1)
-        return mean(ratios)
+        return ratios
+
+
+def tokens_a_round(root: Path, texts: Sequence[Text], *, drafter: str, advance: Callable[[int], None]) -> list[float]:
+    """Return each text's tokens of a round with one drafter, which always drafts as many as are trained: no timing."""
+    found = []
+    with closing(load(root)) as pair:
+        for text in texts:
+            with pair.session(_options(pair, drafter, draft_max=DEPTH)) as session:
+                session.collect(session.complete(text.prompt, max_tokens=_TOKENS))
+                found.append(session.stats.verified_tokens / max(1, session.stats.rounds))
+            advance(1)
+    return found
 
 
 def _answer(pair: Pair, text: Text, *, drafter: str | None) -> tuple[tuple[int, ...], float]:
     """Return a greedy answer and the seconds from its first tokens to its end."""
-    options = SessionOptions(sampling=SamplingOptions(), drafter=drafter, context=CONTEXT)
-    with pair.session(options) as session:
+    with pair.session(_options(pair, drafter)) as session:
         started, tokens = 0.0, list[int]()
         for chunk in session.complete(text.prompt, max_tokens=_TOKENS):
             started = started or perf_counter()
             tokens += chunk.tokens
         return tuple(tokens), perf_counter() - started
+
+
+def _options(pair: Pair, drafter: str | None, *, draft_max: int | None = None) -> SessionOptions:
+    context = Lengths.of(pair).context
+    return SessionOptions(sampling=SamplingOptions(), drafter=drafter, draft_max=draft_max, context=context)

@@ -14,7 +14,7 @@ from edgedecode.errors import InputError
 from edgedecode.text.prompts import Prompt, parse_prompts
 
 MOST_ANSWER, MOST_PROMPT = 320, 512
-"""Tokens of an answer that are written, and of the longest prompt that is used."""
+"""Tokens of an answer that are written, and of the longest prompt that is used, by a target of so many positions."""
 CONTEXT = MOST_PROMPT + MOST_ANSWER
 HELD_OUT = 6
 """One bundled or given prompt of this many is never trained on."""
@@ -42,6 +42,24 @@ class Text:
     def line(self) -> bytes:
         """The text in its file."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The tokens of the longest answer and prompt; targets of fewer positions have both in the same proportion."""
+
+    answer: int
+    prompt: int
+
+    @property
+    def context(self) -> int:
+        return self.answer + self.prompt
+
+    @classmethod
+    def of(cls, pair: Pair) -> Lengths:
+        context = min(CONTEXT, pair.target.card.context)
+        answer = context * MOST_ANSWER // CONTEXT
+        return cls(answer, context - answer)
 
 
 def bundled_prompts() -> list[Prompt]:
@@ -89,22 +107,22 @@ def write_texts(pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: C
 
 
 def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int) -> Iterator[Text]:
-    begin = _beginning(pair)
+    begin, lengths = _beginning(pair), Lengths.of(pair)
     for number in count(first):
         held_out, temperature = False, _TEMPERATURE * (number % 2)
         if number < len(prompts):
             prompt, held_out = prompts[number], number % HELD_OUT == 0
             temperature = 0.0 if held_out else temperature
-        elif (own := _own(pair, begin, seed=number) if begin else None) is not None:
+        elif (own := _own(pair, begin, lengths, seed=number) if begin else None) is not None:
             prompt = own
         else:  # a prompt again, and not one that is held out
             place = number % len(prompts)
             prompt = prompts[place if place % HELD_OUT else (place + 1) % len(prompts)]
             temperature = _TEMPERATURE
         sampling = SamplingOptions(temperature=temperature)
-        options = SessionOptions(sampling=sampling, seed=number, context=CONTEXT)
+        options = SessionOptions(sampling=sampling, seed=number, context=lengths.context)
         with pair.session(options, messages=prompt.history) as session:
-            answer = session.generate(prompt.turns[0], max_tokens=MOST_ANSWER).tokens
+            answer = session.generate(prompt.turns[0], max_tokens=lengths.answer).tokens
         yield Text(_rendered(pair, prompt), answer, temperature, prompt.family, held_out)
 
 
@@ -115,8 +133,11 @@ def _rendered(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
 
 
 def short_enough(pair: Pair, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts that leave room for an answer."""
-    return [prompt for prompt in prompts if len(_rendered(pair, prompt)) <= MOST_PROMPT]
+    """Return the prompts that leave room for an answer. Raises InputError if none does."""
+    most = Lengths.of(pair).prompt
+    if found := [prompt for prompt in prompts if len(_rendered(pair, prompt)) <= most]:
+        return found
+    raise InputError(f"every prompt has more than {most} tokens with the template: give shorter ones (--prompts)")
 
 
 def _beginning(pair: Pair) -> tuple[int, ...]:
@@ -126,9 +147,9 @@ def _beginning(pair: Pair) -> tuple[int, ...]:
     return tuple(pair.tokenizer.encode(before)) if mark else ()
 
 
-def _own(pair: Pair, begin: Sequence[int], *, seed: int) -> Prompt | None:
+def _own(pair: Pair, begin: Sequence[int], lengths: Lengths, *, seed: int) -> Prompt | None:
     """Return a prompt that the target writes; None if it writes none."""
-    with pair.session(SessionOptions(sampling=_OWN_PROMPTS, seed=seed, context=CONTEXT)) as session:
-        written = session.collect(session.complete(begin, max_tokens=MOST_PROMPT // 4))
+    with pair.session(SessionOptions(sampling=_OWN_PROMPTS, seed=seed, context=lengths.context)) as session:
+        written = session.collect(session.complete(begin, max_tokens=lengths.prompt // 4))
     text = written.text.strip()
     return Prompt("written", (), (text,)) if len(written.tokens) > _LEAST_PROMPT and text else None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError, InputError
 from edgedecode.gguf.architectures import HEAD_TAPS
-from edgedecode.pack.entries import HEAD_FILE
+from edgedecode.pack.entries import HEAD_NAMES
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.pack_change import changed_pack, check_own
 
@@ -25,26 +25,29 @@ class AddedHead:
     doubtful: bool
 
 
-def add_head(root: Path, source: Path, *, bits: int | None = None) -> AddedHead:
+def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool = False) -> AddedHead:
     """Read a head and put it into the pack, quantized. bits: of its matrices; None: those of the target's layers.
 
-    Raises ExportError for what is no head, or one for another target, InputError if the pack has a head, ManifestError
-    for a pack that cannot be changed, and OSError. The pack is then unchanged.
+    replace: in the place of one that the pack may have. Raises ExportError for what is no head, or one for another
+    target, InputError if the pack has a head, ManifestError for a pack that cannot be changed, and OSError. The pack is
+    then unchanged.
     """
     check_own(root, "change")
     head = read_head(source)
     with changed_pack(root) as change:
         manifest = change.manifest
         target = manifest.models["target"]
-        if manifest.head is not None:
+        if manifest.head is not None and not replace:
             raise InputError(f"the pack has a head, {manifest.head.source}: remove it first (`edgedecode head remove`)")
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
         head, note, is_other = without_table(head, manifest.located("target"), root)
         bits = bits or (target.bits if target.bits in (4, 8) else 8)
-        entry = head_entry(head, file=HEAD_FILE, bits=bits, taps=taps, source=source.resolve().name)
-        with change.place(HEAD_FILE).open("wb") as file:
+        name = next(each for each in HEAD_NAMES if each not in manifest.files)
+        entry = head_entry(head, file=name, bits=bits, taps=taps, source=source.resolve().name)
+        with change.place(name).open("wb") as file:
             write_gguf_head(file, head, bits=bits, taps=taps)
         change.value["head"] = asdict(entry)
+        change.remove(each for each in HEAD_NAMES if each != name)
     named = _other_target(head, manifest)
     return AddedHead(entry, tuple(filter(None, (note, named))), is_other or bool(named))
 
@@ -57,7 +60,7 @@ def remove_head(root: Path) -> ModelEntry:
         if entry is None:
             raise InputError("the pack has no head")
         del change.value["head"]
-        change.remove([entry.gguf])
+        change.remove(HEAD_NAMES)
     return entry
 
 

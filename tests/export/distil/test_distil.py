@@ -19,9 +19,11 @@ import torch
 
 from edgedecode import load
 from edgedecode.cli import main
-from edgedecode.errors import ExportError
+from edgedecode.errors import ExportError, InputError
 from edgedecode.export.distil.distil import Distillation, DistilRequest
+from edgedecode.export.distil.labels import label_type, labelled
 from edgedecode.export.distil.plan import DistilPlan
+from edgedecode.export.distil.speed import speed_ups, tokens_a_round
 from edgedecode.export.distil.texts import (
     HELD_OUT,
     MOST_PROMPT,
@@ -53,6 +55,10 @@ torch.set_num_threads(1)
 request = distil.DistilRequest(Path(sys.argv[1]), Path(sys.argv[2]), tokens=int(sys.argv[3]), resume=len(sys.argv) > 4)
 distil.Distillation(request, Stages(), report=lambda progress: None).run()
 """
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -161,22 +167,84 @@ def test_a_killed_training_goes_on_to_the_same_weights(name: str, nbytes: int, u
 def test_the_command_says_what_it_does_and_leaves_a_slower_pack_as_it_was(
     pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speeds = iter((1.5, 1.4, 1.5, 1.6, 1.6, 1.5))
-    monkeypatch.setattr("edgedecode.export.distil.adding.speed_up", lambda *_, **__: next(speeds))
-    before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    speeds, rounds = (list[list[float]]() for _ in range(2))
     given = ["distil", str(pack), "--tokens", str(TOKENS), "--out", str(tmp_path / "head")]
+    before = content(pack)
+
+    def told(values: list[list[float]]) -> Callable[..., list[float]]:
+        def next_value(root: Path, *_: object, **__: object) -> list[float]:
+            assert content(pack) == before, "it is measured in a copy"
+            assert (Manifest.load(root).head is not None) or root == pack
+            return values.pop(0)
+
+        return next_value
+
+    monkeypatch.setattr("edgedecode.export.distil.adding.speed_ups", told(speeds))
+    monkeypatch.setattr("edgedecode.export.distil.adding.tokens_a_round", told(rounds))
+    speeds += [1.5, 1.5], [1.4, 1.5]
     assert main(given) == 0
     said = capsys.readouterr()
     assert "the model was left as it was" in said.out
     assert "of memory" in said.err
     assert "tokens a round" in said.err
-    assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
+    assert content(pack) == before
+    speeds += [1.5, 1.4, 1.6], [1.9, 1.2, 1.5]  # more on average, by less than the texts differ
+    assert main([*given, "--resume"]) == 0
+    assert "+0.03 ± 0.19" in (said := capsys.readouterr().out)
+    assert "no clear gain; the model was left" in said
+    assert content(pack) == before
+    speeds += [1.5, 1.4], [1.6, 1.6]
     assert main([*given, "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] is True
     assert Manifest.load(pack).head is not None
-    with_head = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    before = content(pack)
+    speeds += [1.5, 1.5], [1.6, 1.6]
+    rounds += [2.0, 2.1], [1.3, 2.9]
     assert main([*given, "--resume"]) == 0
-    assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == with_head
+    assert content(pack) == before
+    speeds += [1.6, 1.6], [1.5, 1.6]
+    rounds += [2.0, 2.1], [2.3, 2.3]
+    assert main([*given, "--resume"]) == 0
+    assert "the head was added" in capsys.readouterr().out
+    assert Manifest.load(pack).head.gguf == "head/head-2.gguf"
+    assert sorted(path.name for path in (pack / "head").iterdir()) == ["head-2.gguf"]
+    assert not [path for path in (tmp_path / "head").iterdir() if path.is_dir()]
+
+
+def test_tokens_a_round_are_counted_by_text(pack: Path, tmp_path: Path) -> None:
+    with load(pack) as pair:
+        write_texts(pair, bundled_prompts(), tmp_path / "texts.jsonl", advance=enough(3, []))
+        texts = read_texts(tmp_path / "texts.jsonl", vocabulary_size=pair.tokenizer.size)
+    found = tokens_a_round(pack, texts, drafter="model", advance=lambda count: None)
+    assert len(found) == 3
+    assert all(1.0 <= each <= 4.0 for each in found)
+    assert found == tokens_a_round(pack, texts, drafter="model", advance=lambda count: None)
+
+
+def test_labels_of_other_texts_are_written_again_and_never_trained_on(tmp_path: Path) -> None:
+    one, other = (Text((1, 2), (3, each), 0.0) for each in (4, 5))
+    path = tmp_path / "labels.bin"
+    assert labelled(path, [one, one], width=6, is_trained=False) == 0
+    with path.open("ab") as file:
+        file.write(bytes(7 * label_type(6).itemsize))
+    assert labelled(path, [one, one], width=6, is_trained=True) == 1
+    assert path.stat().st_size == 4 * label_type(6).itemsize
+    with pytest.raises(InputError, match="are not those of its training"):
+        labelled(path, [other, one], width=6, is_trained=True)
+    assert labelled(path, [one, one], width=6, is_trained=True) == 1
+    assert labelled(path, [other, one], width=6, is_trained=False) == 0
+
+
+def test_a_target_of_few_positions_writes_shorter_texts(pack: Path, tmp_path: Path) -> None:
+    manifest = json.loads((pack / "edgedecode.json").read_text())
+    manifest["models"]["target"]["context"] = manifest["models"]["draft"]["context"] = 208
+    (pack / "edgedecode.json").write_text(json.dumps(manifest))
+    with load(pack) as pair, pytest.raises(InputError, match="every prompt has more than 128 tokens"):
+        short_enough(pair, [Prompt("", (), ("word " * 128,))])
+    request = DistilRequest(pack, tmp_path / "head", tokens=TOKENS)
+    held_out = Distillation(request, Stages()).run()
+    assert max(len(text.tokens) for text in held_out) <= 208
+    assert len(speed_ups(pack, held_out[:1], advance=lambda count: None)) == 1
 
 
 def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
@@ -189,8 +257,17 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
     held_out = Distillation(first, Stages()).run()
     assert 0 < len(held_out) < len(texts)
     again = DistilRequest(pack, tmp_path / "two", answers=given, init=tmp_path / "one")
-    Distillation(again, Stages()).run()
+    with Distillation(again, Stages()) as work:
+        work.run()
     assert read_head(tmp_path / "two").shape == read_head(tmp_path / "one").shape
+    (tmp_path / "one").rename(tmp_path / "moved")
+    moved = replace(again, init=tmp_path / "moved", resume=True)
+    with Distillation(moved, Stages()):
+        pass
+    with (tmp_path / "moved" / "model.safetensors").open("r+b") as file:
+        file.write(bytes(9))
+    with pytest.raises(InputError, match="was begun with another --init"):
+        Distillation(moved, Stages())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +287,8 @@ def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:
         (["--prompts", "bad.jsonl"], "line 2 has neither messages nor turns"),
         (["--answers", "bad.jsonl"], "line 1 is no text"),
         (["--answers", "few.jsonl"], "too few to train on"),
-        (["--answers", "few.jsonl", "--init", "full"], "holds no head of this target"),
+        (["--answers", "few.jsonl", "--init", "full"], "cannot be read: No such file"),
+        (["--out", "other", "--resume", "--tokens", "8"], "was begun with another target"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(
@@ -222,12 +300,15 @@ def test_what_cannot_be_trained_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("full", "begun", "list", "damaged"):
+    for name in ("full", "begun", "list", "damaged", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "file").write_text("x")
     (tmp_path / "list" / "distil.json").write_text("[1]")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\xff" * 99)
     options = {"prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
+    (tmp_path / "other" / "distil.json").write_text(json.dumps(options))
+    manifest = Manifest.load(pack)
+    options["target"] = manifest.files[manifest.models["target"].weights].sha256
     (tmp_path / "begun" / "distil.json").write_text(json.dumps(options))
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "empty.bin").write_bytes(b"\xff\xfe\x00 nonsense")
