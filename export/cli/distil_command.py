@@ -119,7 +119,7 @@ def _line(progress: Progress) -> str:
 
 
 def _result(out: Path, outcome: Outcome) -> str:
-    what = "tokens a round than the earlier head" if outcome.replaces else "of that speed"
+    what = "tokens a round against the earlier head" if outcome.replaces else "times"
     line = (
         f"{out}: {outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} before; "
         f"{outcome.gain.mean:+.2f} ± {outcome.gain.error:.2f} {what} on {counted(outcome.texts, 'held-out text')}"

@@ -7,7 +7,6 @@ or a window.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -42,11 +41,13 @@ def read_gguf_head(path: Path) -> Head:
         raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD.name!r}")
     if (layers := _integer(contents, "block_count", 1)) != 1:
         raise ExportError(f"{path} has {layers} layers: heads have one")
-    tensors = {name: _read(path, contents, tensor) for name, tensor in contents.tensors.items() if name != HEAD_IDS}
+    tensors = {
+        name: gguf_tensor(path, contents, tensor) for name, tensor in contents.tensors.items() if name != HEAD_IDS
+    }
     ids = None
     if (listed := contents.tensors.get(HEAD_IDS)) is not None:
         ids = _ids(path, contents, listed)
-    return checked_head(_shape(contents, tensors, path=path), tensors, ids)
+    return checked_head(_shape(contents, tensors, ids, path=path), tensors, ids)
 
 
 def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int]) -> None:
@@ -126,20 +127,20 @@ def _halves(values: FloatArray | ByteArray, name: str) -> FloatArray:
     return halves
 
 
-def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], *, path: Path) -> HeadShape:
+def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], ids: IntArray | None, *, path: Path) -> HeadShape:
     hidden, heads = (_needed(contents, name, path) for name in ("embedding_length", "attention.head_count"))
     output, table = tensors.get(OUTPUT), tensors.get(EMBEDDING)
-    if output is None:
-        raise ExportError(f"{path} has no {OUTPUT}: heads that use their target's are not supported")
     scaling = contents.fields.get(f"{HEAD.name}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise ExportError(f"{path}: the head's RoPE scaling is {scaling!r}: none and linear are supported")
     taps = next((found for name in _TAPS if (found := contents.layers.get(f"{HEAD.name}.{name}"))), ())
     vocabulary = contents.integer(f"{HEAD.name}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
+    vocabulary = vocabulary or (table.shape[0] if table is not None else 0)
+    rows = vocabulary if ids is None else len(ids)
     return HeadShape(
         hidden=hidden,
         target_hidden=_integer(contents, "target_hidden_size", hidden),
-        rows=output.shape[0],
+        rows=output.shape[0] if output is not None else rows,
         heads=heads,
         kv_heads=_integer(contents, "attention.head_count_kv", heads),
         head_size=_integer(contents, "attention.key_length", hidden // heads),
@@ -147,12 +148,13 @@ def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], *, path: Path)
         epsilon=_number(contents, "attention.layer_norm_rms_epsilon", 1e-6),
         base=_number(contents, "rope.freq_base", 10000.0),
         context=_integer(contents, "context_length", 2048),
-        vocabulary=vocabulary or (table.shape[0] if table is not None else 0),
+        vocabulary=vocabulary,
         stretch=_number(contents, "rope.scaling.factor", 1.0) if scaling == "linear" else 1.0,
         window=_integer(contents, "attention.sliding_window", 0),
         taps=tuple(taps),
         norm_before_residual=bool(_integer(contents, "norm_before_residual", 0)),
         norm_output=bool(_integer(contents, "norm_output", 0)),
+        tied=output is None,
         verifier=str(contents.fields.get("general.base_model.0.name", "")),
         license=str(contents.fields.get("general.license", "unknown")),
     )
@@ -174,26 +176,31 @@ def _number(contents: Contents, name: str, default: float) -> float:
     return float(str(np.float32(value))) if isinstance(value, (int, float)) else default
 
 
-def _read(path: Path, contents: Contents, tensor: Tensor) -> HeadTensor:
+def gguf_tensor(path: Path, contents: Contents, tensor: Tensor) -> HeadTensor:
+    """Return a tensor of a file: floats as float32, others in their blocks."""
     floats = {F32: "<f4", _F16: "<f2", _BF16: "<u2"}.get(tensor.type)
     shape = tensor.shape[::-1]
-    if floats is None:
-        return HeadTensor(shape, partial(_bytes, path, contents, tensor), tensor.type)
 
-    def read() -> FloatArray:
-        values = _bytes(path, contents, tensor).reshape(-1).view(floats)
+    def read(rows: int | None = None) -> FloatArray | ByteArray:
+        data = _bytes(path, contents, tensor, rows=rows)
+        if floats is None:
+            return data
+        values = data.reshape(-1).view(floats)
         if tensor.type == _BF16:
             values = (values.astype("<u4") << 16).view("<f4")
-        return np.ascontiguousarray(values.reshape(shape), np.float32)
+        return np.ascontiguousarray(values.reshape(-1, *shape[1:]), np.float32)
 
-    return HeadTensor(shape, read)
+    return HeadTensor(shape, read, F32 if floats else tensor.type, read)
 
 
-def _bytes(path: Path, contents: Contents, tensor: Tensor) -> ByteArray:
-    """Return a tensor's bytes, [rows, bytes of a row]."""
+def _bytes(path: Path, contents: Contents, tensor: Tensor, *, rows: int | None = None) -> ByteArray:
+    """Return a tensor's bytes, [rows, bytes of a row]; rows: only so many."""
     block, nbytes = BLOCKS[tensor.type]
-    values = np.fromfile(path, np.uint8, count=tensor.nbytes, offset=contents.start + tensor.offset)
-    return values.reshape(prod(tensor.shape[1:]), tensor.shape[0] // block * nbytes)
+    all_rows = prod(tensor.shape[1:])
+    rows = all_rows if rows is None else min(rows, all_rows)
+    width = tensor.shape[0] // block * nbytes
+    values = np.fromfile(path, np.uint8, count=rows * width, offset=contents.start + tensor.offset)
+    return values.reshape(rows, width)
 
 
 def _ids(path: Path, contents: Contents, tensor: Tensor) -> IntArray:

@@ -60,6 +60,8 @@ class HeadShape:
     norm_before_residual: bool = False
     norm_output: bool = False
     """The next step reads the output after the final norm, not before it."""
+    tied: bool = False
+    """It has no rows of logits of its own: they are its target's, of its ids."""
     verifier: str = ""
     """The target's name, as the publisher gives it."""
     license: str = "unknown"
@@ -82,7 +84,7 @@ class HeadShape:
         return {
             "fc.weight": (hidden, HEAD_TAPS * self.target_hidden),
             "output_norm.weight": (hidden,),
-            OUTPUT: (self.rows, hidden),
+            **({} if self.tied else {OUTPUT: (self.rows, hidden)}),
             **{f"blk.0.{name}.weight": size for name, size in block.items()},
         }
 
@@ -111,7 +113,7 @@ class HeadTensor:
     shape: tuple[int, ...]
     read: Callable[[], FloatArray | ByteArray]
     kind: int = F32
-    read_first: Callable[[int], FloatArray] | None = None
+    read_first: Callable[[int], FloatArray | ByteArray] | None = None
 
     def first(self, rows: int) -> FloatArray | ByteArray:
         """Return the first rows, as `read` does."""
@@ -142,9 +144,10 @@ def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntAr
     order = np.argsort(ids)
     if (np.diff(ids) > 0).all():
         return Head(shape, tensors, ids)
-    head = tensors[OUTPUT]
-    kept = {**tensors, OUTPUT: replace(head, read=lambda: head.read()[order])}
-    return Head(shape, kept, ids[order])
+    if (head := tensors.get(OUTPUT)) is not None:
+        rows = head
+        tensors = {**tensors, OUTPUT: replace(rows, read=lambda: rows.read()[order])}
+    return Head(shape, tensors, ids[order])
 
 
 def _check_numbers(shape: HeadShape) -> None:

@@ -7,16 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.arrays import FloatArray
-from edgedecode.errors import ManifestError
-from edgedecode.gguf.contents import BLOCKS, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
 from edgedecode.pack.manifest import ModelEntry
 
-from ..gguf.plan import GgufPlan
-from ..gguf.row_source import BlockRows
 from ..graph.quantize import ByteArray
 from .head import Head, HeadTensor
+from .target_rows import target_tensor
 
 _ROWS = 2048
 _ALIKE = 0.9
@@ -29,8 +26,8 @@ def without_table(head: Head, target: ModelEntry, root: Path) -> tuple[Head, str
     if table is None:
         return head, "", False
     head = replace(head, tensors={name: tensor for name, tensor in head.tensors.items() if name != EMBEDDING})
-    theirs = _target_rows(target, root)
-    ours = None if theirs is None else _head_rows(table, len(theirs))
+    theirs = _rows(target_tensor(target, root, EMBEDDING))
+    ours = None if theirs is None else _rows(table)
     if theirs is None or ours is None:
         return head, "its embed_tokens are left out, not compared with the target's, which it reads", False
     ours, theirs = ours[: len(theirs)], theirs[: len(ours)]
@@ -41,26 +38,11 @@ def without_table(head: Head, target: ModelEntry, root: Path) -> tuple[Head, str
     return head, f"its embed_tokens are not the target's, which it reads here (median cosine {alike:.2f})", True
 
 
-def _target_rows(target: ModelEntry, root: Path) -> FloatArray | None:
-    """Return the first rows of a target's embedding; None: the pack does not say where they are."""
-    with suppress(OSError, ManifestError):
-        if target.gguf:
-            contents = read_contents(root / target.gguf)
-            tensor = contents.tensors[EMBEDDING]
-            block, nbytes = BLOCKS[tensor.type]
-            width, start = tensor.shape[0] // block * nbytes, contents.start + tensor.offset
-            rows = min(_ROWS, tensor.shape[1])
-            data = np.fromfile(root / target.gguf, np.uint8, count=rows * width, offset=start)
-            return _floats(data.reshape(rows, width), tensor.type)
-        if target.gguf_plan:
-            for planned in GgufPlan.load(root / target.gguf_plan).located(root / target.weights):
-                if planned.name == EMBEDDING and isinstance(planned.rows, BlockRows):
-                    return planned.rows.floats(0, min(_ROWS, planned.shape[0]))
-    return None
-
-
-def _head_rows(table: HeadTensor, rows: int) -> FloatArray | None:
-    found = table.first(rows)
+def _rows(table: HeadTensor | None) -> FloatArray | None:
+    """Return the first rows' values; None: there are none, or gguf does not know their type."""
+    if table is None:
+        return None
+    found = table.first(_ROWS)
     return np.asarray(found, np.float32) if table.kind == F32 else _floats(np.asarray(found, np.uint8), table.kind)
 
 

@@ -14,6 +14,7 @@ from .head import LEAST_LAYERS, Head, default_taps
 from .head_entry import head_entry
 from .layouts import read_head
 from .own_table import without_table
+from .target_rows import with_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
         if manifest.head is not None and not replace:
             raise InputError(f"the pack has a head, {manifest.head.source}: remove it first (`edgedecode head remove`)")
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
-        head, note, is_other = without_table(head, manifest.located("target"), root)
+        located = manifest.located("target")
+        head, note, is_other = without_table(with_output(head, located, root), located, root)
         bits = bits or (target.bits if target.bits in (4, 8) else 8)
         name = next(each for each in HEAD_NAMES if each not in manifest.files)
         entry = head_entry(head, file=name, bits=bits, taps=taps, source=source.resolve().name)

@@ -15,14 +15,16 @@ import torch
 from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file, save_file
 
+from edgedecode import SessionOptions, load
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.gguf.plan import GgufPlan
 from edgedecode.export.gguf.row_source import BlockRows
 from edgedecode.export.heads.layouts import read_head
 from edgedecode.export.heads.own_table import without_table
-from edgedecode.gguf.header import EMBEDDING
+from edgedecode.export.heads.target_rows import target_tensor, with_output
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
@@ -31,7 +33,7 @@ from tests.contract.toy_gguf import GGUF, write_toy_gguf
 from tests.contract.toy_graph import ToyShape
 from tests.export.tiny import TinyModel, write_model
 
-from .written import TinyHead, write_flat, write_speculators
+from .written import TinyHead, write_flat, write_gguf, write_speculators
 
 pytestmark = pytest.mark.export
 TARGET = Manifest.load(BUNDLED_PACK).models["target"]
@@ -161,6 +163,36 @@ def test_a_heads_own_embedding_is_compared_with_its_targets(kind: str, tmp_path:
         assert ("are not the target's" in note) is is_other
     (note,) = {without_table(read_head(tmp_path / "same"), replace(target, gguf="", gguf_plan=""), root)[1]}
     assert "not compared" in note
+
+
+@pytest.mark.parametrize("kind", ["pack", "", "Q8_0"])
+def test_a_head_without_rows_of_its_own_has_its_targets(kind: str, tmp_path: Path) -> None:
+    shape = ToyShape(hidden=TARGET.hidden_size, rows=TARGET.rows)
+    root, target = (
+        (BUNDLED_PACK, TARGET) if kind == "pack" else (tmp_path, write_toy_gguf(tmp_path, shape, quantization=kind))
+    )
+    head = with_output(read_head(write_gguf(tmp_path / "head", HEAD, output=False)), target, root)
+    assert head.ids is not None
+    assert not head.shape.tied
+    matrix = target_tensor(target, root, OUTPUT, EMBEDDING)
+    assert matrix is not None
+    assert head.tensors[OUTPUT].shape == (256, TARGET.hidden_size)
+    assert head.tensors[OUTPUT].kind == matrix.kind
+    assert np.array_equal(head.tensors[OUTPUT].read(), matrix.read()[head.ids])
+    with pytest.raises(ExportError, match="uses its target's output, and the pack does not say"):
+        with_output(read_head(tmp_path / "head" / "head.gguf"), replace(target, gguf="", gguf_plan=""), root)
+
+
+@pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
+def test_a_head_with_its_targets_rows_drafts(pack: Path, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "head", HEAD, output=False)
+    assert main(["head", "add", str(pack), str(source)]) == 0
+    entry = check_pack(pack, full=True).head
+    assert entry is not None
+    assert entry.rows == 256
+    with load(pack) as pair, pair.session(SessionOptions(drafter="head", draft_max=2)) as session:
+        session.generate("Tell me a story.", max_tokens=12)
+        assert session.stats.proposed
 
 
 def test_a_changed_head_is_refused_when_the_pack_is_opened(pack: Path, tmp_path: Path) -> None:

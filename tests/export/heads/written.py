@@ -199,8 +199,8 @@ IN_GGUF = {
 }
 
 
-def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf") -> Path:
-    """Write llama.cpp's layout with its own library."""
+def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf", output: bool = True) -> Path:
+    """Write llama.cpp's layout with its own library. output: whether it has rows of logits of its own."""
     folder.mkdir(parents=True)
     writer = GGUFWriter(folder / name, "eagle3")
     writer.add_block_count(1)
@@ -223,6 +223,8 @@ def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf") -> Path
     writer.add_bool("eagle3.norm_output", head.norm_output)
     for full, values in head.tensors().items():
         module, _, kind = full.rpartition(".")
+        if module == "lm_head" and not output:
+            continue
         array = values.numpy()
         if module[-6:] in ("q_proj", "k_proj", "q_norm", "k_norm"):
             halves = array.reshape(-1, 2, head.head_size // 2, *array.shape[1:])
