@@ -19,7 +19,7 @@ from edgedecode.engines.selection import (
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
 from edgedecode.library.prepared import hold_in_use
-from edgedecode.memory.budget import VARIATION, Budget, Holder
+from edgedecode.memory.budget import PROCESS, VARIATION, Budget, Holder, SharedBudget
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
@@ -80,7 +80,7 @@ def load(
     pack: str | Path | None = None,
     *,
     draft: str | Path | None = None,
-    memory: int | str | None = None,
+    memory: int | str | SharedBudget | None = None,
     runtime: str | Runtime | None = None,
     threads: int | None = None,
     kv_type: str | None = None,
@@ -91,7 +91,7 @@ def load(
 
     draft: the draft model, likewise; both are then GGUF files with the same tokenizer.
     memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
-    EDGEDECODE_MEMORY, the container's limit and the machine's memory.
+    EDGEDECODE_MEMORY, the container's limit and the machine's memory. A `SharedBudget` holds several packs.
     runtime: an installed engine's name, a `Runtime` object, or "auto": ONNX Runtime where it can run the pack, else
     llama.cpp; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None: chosen for this machine.
     kv_type: the KV cache's type, also the draft's if it has that type; None: the engine's default. "int8" takes a
@@ -101,7 +101,8 @@ def load(
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
-    rare, limit = rarer(options), limit_asked(memory)
+    rare, shared = rarer(options), memory if isinstance(memory, SharedBudget) else None
+    limit = limit_asked(memory) if not isinstance(memory, SharedBudget) else memory.whole
     place = placing(rare)
     request = engine_request(threads, kv_type, adapters, rare)
     wanted = runtime if runtime is not None else default_runtime()
@@ -111,7 +112,8 @@ def load(
             manifest = check_pack(root, full=rare.verify)
             _warn_if_short(manifest)
             engine = named_engine(wanted)
-            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget(limit)), limit, place)
+            reading = Budget(limit) if shared is None else shared.part()
+            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, reading), limit, place, shared)
             if engine is not None:
                 return known.open(engine, request)
             first = first_engine(manifest, root, request, asked=runtime == AUTO)
@@ -124,17 +126,21 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class CheckedPack:
-    """A pack that was checked, and the limit for it. place: puts the draft on its engine."""
+    """A pack that was checked, and the limit for it. place: puts the draft on its engine.
+
+    shared: the budget that it is opened in; None: one of its own.
+    """
 
     manifest: Manifest
     root: Path
     tokenizer: Tokenizer
     limit: Limit | None
     place: Callable[[Runtime], Runtime]
+    shared: SharedBudget | None = None
 
     def open(self, engine: Runtime, request: EngineRequest) -> Pair:
         """Open the pack on an engine."""
-        engine, budget = self.place(engine), Budget(self.limit)
+        engine, budget = self.place(engine), Budget(self.limit) if self.shared is None else self.shared.part()
         try:
             pair = Pair(
                 self.manifest, self.root, tokenizer=self.tokenizer, runtime=engine, budget=budget, request=request
@@ -147,7 +153,12 @@ class CheckedPack:
 
     def footprint(self, engine: PlanningRuntime, request: EngineRequest) -> PackFootprint:
         """Return the footprint of sessions, in addition to this process's memory now."""
-        process = [process_holder(self.tokenizer), Holder(VARIATION, VARIATION_NBYTES)]
+        process = [
+            process_holder(self.tokenizer, self.manifest, Budget(shared=self.shared)),
+            Holder(VARIATION, VARIATION_NBYTES),
+        ]
+        if self.shared is not None:
+            process.append(Holder(PROCESS, self.shared.program_nbytes))
         return PackFootprint(
             self.manifest,
             self.root,

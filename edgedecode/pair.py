@@ -81,7 +81,7 @@ class Pair:
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
         self._in_use: Lock | None = None
-        process = process_holder(tokenizer, budget)
+        process = process_holder(tokenizer, manifest, budget)
         self._process = budget.reserve(*process, fixed=True, following=target_nbytes(manifest))
         sources = drafter_sources()
         footprint, turn = self._footprint(process, sources), FairLock()

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
+from math import inf
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -18,32 +19,33 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import edgedecode
-from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
+from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import cause
-from edgedecode.options import sampling_defaults
 from edgedecode.structured.matching import GrammarFailed
 
 from .guards import Guards, JsonResponse, Limits, error_response
 from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
-from .offered import Health, Models, context_length, described_model, memory, model_names, named_model, props
+from .models.one import Models, UnknownModel
+from .models.places import Busy
+from .offered import Health, Listed, ModelList, described_model, memory, props, sampling_of, within_context
 from .ollama.bodies import read_chat as read_ollama_chat
 from .ollama.bodies import read_generate
-from .ollama.models import FOLLOWED, listed_model, loaded, shown, shown_name, tags
+from .ollama.models import FOLLOWED, loaded, shown, shown_name, tags
 from .ollama.replies import OllamaReply
 from .openapi import description
 from .page import page_routes
 from .reasoning import as_able
 from .replies import Answered, CompletionsReply, Event, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, ModelName, read_chat, read_completion
-from .requests.fields import UNSUPPORTED
+from .requests.fields import UNSUPPORTED, named_in
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
 from .requests.tools import Call
 from .responses import ResponsesReply
 from .rounds import Piece
-from .running import Busy, Running, Service
+from .running import Running, Service
 from .streams import EventStream, unless_gone
 
 _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
@@ -55,37 +57,34 @@ _FIELDS = (
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
 _Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply
 _Form: TypeAlias = Callable[[Asked, str], _Reply]
-_Find: TypeAlias = Callable[[str], ModelName | None]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
 _LONGEST_NOTE = 2000
 """Characters that clients and proxies take."""
 
 
-def create_app(service: Service, limits: Limits) -> ASGIApp:
-    """Return the ASGI application over a service, which it closes at shutdown."""
+def create_app(models: Models, limits: Limits) -> ASGIApp:
+    """Return the ASGI application over a server's models, which it closes at shutdown."""
     metrics = Metrics()
-    endpoints = _Endpoints(service, metrics, limits)
+    endpoints = _Endpoints(models, metrics, limits)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        await service.close()
+        await models.close()
 
-    kept = KeptItems(service.pair.budget)
-    named = partial(named_model, pair=service.pair, strict=limits.strict_model)
-    listed, context = partial(listed_model, pair=service.pair), context_length(service)
-    forms: list[tuple[str, _Read, _Form, _Find]] = [
-        ("/v1/chat/completions", read_chat, CompletionsReply, named),
-        ("/v1/completions", read_completion, CompletionsReply, named),
+    kept = KeptItems(models.budget)
+    forms: list[tuple[str, _Read, _Form, bool]] = [
+        ("/v1/chat/completions", read_chat, CompletionsReply, False),
+        ("/v1/completions", read_completion, CompletionsReply, False),
         (
             "/v1/responses",
             partial(read_response, find=kept.find, before=kept.before),
             partial(ResponsesReply, keep=kept.keep),
-            named,
+            False,
         ),
-        ("/api/chat", partial(read_ollama_chat, context=context), OllamaReply, listed),
-        ("/api/generate", partial(read_generate, context=context), partial(OllamaReply, generates=True), listed),
+        ("/api/chat", read_ollama_chat, OllamaReply, True),
+        ("/api/generate", read_generate, partial(OllamaReply, generates=True), True),
     ]
     routes = [
         Route("/health", endpoints.health),
@@ -96,8 +95,8 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
         *(
-            Route(path, partial(endpoints.answered, read=read, form=form, find=find), methods=["POST"])
-            for path, read, form, find in forms
+            Route(path, partial(endpoints.answered, read=read, form=form, exact=exact), methods=["POST"])
+            for path, read, form, exact in forms
         ),
         Route("/api/version", endpoints.version),
         Route("/api/tags", endpoints.tags),
@@ -121,85 +120,119 @@ def create_app(service: Service, limits: Limits) -> ASGIApp:
 
 
 class _Endpoints:
-    def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
-        self._service, self._metrics, self._seconds = service, metrics, limits.seconds
-        self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
+    def __init__(self, models: Models, metrics: Metrics, limits: Limits) -> None:
+        self._models, self._metrics, self._seconds = models, metrics, limits.seconds
 
     async def health(self, _: Request) -> Response:
         """Answer whether requests are taken."""
-        closing = self._service.closing
+        closing = self._models.places.closing
         return JsonResponse(
             Health("closing") if closing else Health("ok", edgedecode.__version__), 503 if closing else 200
         )
 
     async def metrics_text(self, _: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(self._service), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self._metrics.text(self._models), media_type="text/plain; version=0.0.4")
 
-    async def props(self, _: Request) -> Response:
-        return JsonResponse(props(self._service, self._defaults))
+    async def props(self, request: Request) -> Response:
+        """Describe a model, which is loaded for it: the one that the query names, or that requests without one get."""
+        try:
+            found = await self._models.find(request.query_params.get("model", ""), exact=False)
+            async with self._models.using(found) as model:
+                return JsonResponse(props(model.name, model.service))
+        except EdgeDecodeError as error:
+            return _refused(error)
 
     async def memory(self, _: Request) -> Response:
-        return JsonResponse(await asyncio.to_thread(memory, self._service))
+        models = self._models
+        return JsonResponse(await asyncio.to_thread(memory, models.budgets, models.budget.limit, models.places))
 
     async def openapi(self, _: Request) -> Response:
-        return JsonResponse(description(model_names(self._service.pair)))
+        return JsonResponse(description(await self._models.names()))
 
     async def models(self, _: Request) -> Response:
-        data = [described_model(name, self._service) for name in model_names(self._service.pair)]
-        return JsonResponse(Models("list", data))
+        return JsonResponse(ModelList("list", [described_model(each) for each in await self._models.listed()]))
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if not name or named_model(name, self._service.pair, strict=True) is None:
-            return _unknown_model(name, self._service.pair)
-        return JsonResponse(described_model(name, self._service))
+        try:
+            await self._models.find(name, exact=True)
+            listed = await self._listed(name)
+        except EdgeDecodeError as error:
+            return _refused(error)
+        return JsonResponse(described_model(replace(listed, name=name)))
 
     async def version(self, _: Request) -> Response:
         return JsonResponse({"version": FOLLOWED})
 
     async def tags(self, _: Request) -> Response:
-        return JsonResponse(tags(self._service))
+        return JsonResponse(tags(await self._models.listed()))
 
     async def loaded(self, _: Request) -> Response:
-        return JsonResponse(loaded(self._service))
+        return JsonResponse(loaded(self._models.loaded))
 
     async def shown(self, request: Request) -> Response:
         try:
             name = shown_name(await request.body())
+            found = await self._models.find(name, exact=True)
+            listed = await self._listed(name)
         except EdgeDecodeError as error:
             return _refused(error)
-        if listed_model(name, self._service.pair) is None:
-            return _unknown_model(name, self._service.pair)
-        return JsonResponse(shown(self._service))
+        pairs = {each.name: each.service.pair for each in self._models.loaded}
+        return JsonResponse(shown(listed, pairs.get(found.pack)))
 
-    async def answered(self, request: Request, *, read: _Read, form: _Form, find: _Find) -> Response:
-        """Answer a request that `read` reads, in the form of its endpoint. find: which model a name means there."""
+    async def _listed(self, name: str) -> Listed:
+        """Return what is known about the model of a name, which may combine an adapter and a mode."""
+        found = await self._models.find(name, exact=True)
+        return next(each for each in await self._models.listed() if each.name == found.pack)
+
+    async def answered(self, request: Request, *, read: _Read, form: _Form, exact: bool) -> Response:
+        """Answer a request that `read` reads, in the form of its endpoint. exact: as in `Models.find`."""
         data = await request.body()
         try:
-            asked = await asyncio.to_thread(read, data, self._defaults)
-            model = find(asked.name)
-            if model is None:
-                return _unknown_model(asked.name, self._service.pair)
-            asked = as_able(replace(asked, model=model), self._service.pair.tokenizer.chat_template.source)
-            reply = form(asked, asked.name or model.pack)
-            response = await unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
-            if asked.notes:
-                self._metrics.count_notes(len(asked.notes))
-                notes = "; ".join(" ".join(note.split()) for note in asked.notes).encode("ascii", "replace").decode()
-                more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
-                response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more
-            return response
+            return await unless_gone(request, self._answer(data, read=read, form=form, exact=exact))
         except EdgeDecodeError as error:
             return _refused(error)
 
-    async def _whole(self, reply: _Reply) -> Response:
-        """Answer without streaming, as many answers at a time as the service runs: a list does not fill its queue."""
-        places = asyncio.Semaphore(self._service.parallel)
+    async def _answer(self, data: bytes, *, read: _Read, form: _Form, exact: bool) -> Response:
+        models = self._models
+        found = await self._found(data, read, exact=exact)
+        if found.pack not in {each.name for each in models.loaded}:
+            asked = await asyncio.to_thread(read, data, SamplingOptions())  # what is wrong is told at once
+            if not asked.answers and not asked.keep_seconds:
+                return JsonResponse(form(asked, asked.name).whole([]))
+        async with AsyncExitStack() as stack:
+            model = await stack.enter_async_context(models.using(found))
+            service = model.service
+            asked = await asyncio.to_thread(read, data, sampling_of(service))
+            asked = replace(asked, keep_seconds=inf) if model.stays else asked
+            model.keep_seconds = asked.keep_seconds
+            asked = within_context(replace(asked, model=found), service)
+            asked = as_able(asked, service.pair.tokenizer.chat_template.source)
+            reply = form(asked, asked.name or found.pack)
+            response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
+        if asked.notes:
+            self._metrics.count_notes(len(asked.notes))
+            notes = "; ".join(" ".join(note.split()) for note in asked.notes).encode("ascii", "replace").decode()
+            more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
+            response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more
+        return response
+
+    async def _found(self, data: bytes, read: _Read, *, exact: bool) -> ModelName:
+        """Return the model that a body names. Raises what is wrong with the body first, then UnknownModel."""
+        try:
+            return await self._models.find(named_in(data), exact=exact)
+        except UnknownModel:
+            await asyncio.to_thread(read, data, SamplingOptions())
+            raise
+
+    async def _whole(self, reply: _Reply, service: Service) -> Response:
+        """Answer without streaming, as many answers at a time as the server runs: a list does not fill its queue."""
+        places = asyncio.Semaphore(service.places.parallel)
 
         async def one(number: int) -> Answered:
             text, thought, reason = "", "", FinishReason.STOP
-            entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
-            async with places, self._service.answering(reply.asked, number=number) as running:
+            entries, logprobs = Entries(service.pair.tokenizer), list[Entry]()
+            async with places, service.answering(reply.asked, number=number) as running:
                 async for piece in _pieces(running):
                     text, thought = text + piece.chunk.text, thought + piece.thought
                     logprobs += entries.of(piece.chunk.logprobs, text)
@@ -212,26 +245,29 @@ class _Endpoints:
             tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
         return JsonResponse(reply.whole([task.result() for task in tasks]))
 
-    async def _streamed(self, reply: _Reply) -> Response:
+    async def _streamed(self, reply: _Reply, service: Service, holding: AsyncExitStack) -> Response:
         """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
-        that a refusal has its status."""
+        that a refusal has its status. holding: keeps the model in memory; it is taken over unless this raises."""
         stack = AsyncExitStack()
         try:
-            running = await stack.enter_async_context(self._service.answering(reply.asked))
+            running = await stack.enter_async_context(service.answering(reply.asked))
             first = await anext(running.pieces(), None)  # None: it ended at once, and further pieces end too
         except BaseException:
             await stack.aclose()
             raise
+        whole = AsyncExitStack()
+        whole.push_async_exit(holding.pop_all())
+        whole.push_async_exit(stack)
 
         async def events() -> AsyncIterator[Event]:
             every: list[Stats] = []
             async with stack:
-                async for part in self._parts(reply, 0, running, every, first=first):
+                async for part in self._parts(reply, 0, running, every, service=service, first=first):
                     yield part
             for number in range(1, reply.asked.answers):
                 try:
-                    async with self._service.answering(reply.asked, number=number) as other:
-                        async for part in self._parts(reply, number, other, every):
+                    async with service.answering(reply.asked, number=number) as other:
+                        async for part in self._parts(reply, number, other, every, service=service):
                             yield part
                 except EdgeDecodeError as error:
                     for event in reply.fails(cause(error)):
@@ -244,10 +280,17 @@ class _Endpoints:
                 yield reply.encoded(event)
             yield reply.done
 
-        return EventStream(sent(), stack, media_type=reply.media_type, seconds=self._seconds)
+        return EventStream(sent(), whole, media_type=reply.media_type, seconds=self._seconds)
 
     async def _parts(
-        self, reply: _Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None
+        self,
+        reply: _Reply,
+        number: int,
+        running: Running,
+        every: list[Stats],
+        *,
+        service: Service,
+        first: Piece | None = None,
     ) -> AsyncIterator[Event]:
         """Yield an answer's events, from its `first` chunk on if that was taken already.
 
@@ -256,7 +299,7 @@ class _Endpoints:
         been sent.
         """
         text, sent, calls = "", 0, tuple[Call, ...]()
-        entries, unsent = Entries(self._service.pair.tokenizer), list[Entry]()
+        entries, unsent = Entries(service.pair.tokenizer), list[Entry]()
         try:
             for event in reply.begins(number):
                 yield event
@@ -308,14 +351,10 @@ async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> Asyn
         yield piece
 
 
-def _unknown_model(name: str, pair: Pair) -> Response:
-    known = ", ".join(model_names(pair))
-    message = f"there is no model {name[:80]!r}; this server has: {known}"
-    return error_response(404, message, code="model_not_found", param="model")
-
-
 def _refused(error: EdgeDecodeError) -> Response:
     message = cause(error)
+    if isinstance(error, UnknownModel):
+        return error_response(404, message, code="model_not_found", param="model")
     if isinstance(error, Busy):
         return error_response(503, message, kind="server_error", code="busy")
     if isinstance(error, _AnswerFailed | GrammarFailed):

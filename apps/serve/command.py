@@ -97,16 +97,19 @@ class ServeCommand:
             ) from None
         from .application import create_app
         from .connections import ClosingServer, server_config
+        from .models.one import OneModel
+        from .models.places import Places
         from .running import Service
 
         return_freed_memory()
         limits, listening = _limits(arguments), _free(arguments, opens=self._opens)
         with listening, open_pair(arguments, swaps=True) as pair, rarely_repeated(_NOTICE_SECONDS):
             options = session_options(arguments, pair)
-            service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
+            places = Places(parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
+            models = OneModel(Service(pair, options, places), strict=limits.strict_model)
             _say(pair, listening, opens=arguments.open)
-            config = server_config(create_app(service, limits), seconds=limits.seconds)
-            server = ClosingServer(config, service)
+            config = server_config(create_app(models, limits), seconds=limits.seconds)
+            server = ClosingServer(config, models)
             server.run(sockets=[listening])
         return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
 

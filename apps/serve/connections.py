@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .running import Service
+from .models.one import Models
 
 _MOST_CONNECTIONS = 512
 """Requests that run and wait are fewer. Systems allow a process 1,024 files or more."""
@@ -41,17 +41,17 @@ class ClosingServer(uvicorn.Server):
     grace_seconds = 20.0
     """For answers to end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models) -> None:
         super().__init__(config)
         self.signal: int | None = None
-        self._service = service
+        self._models = models
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.signal = sig
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._service.close(grace=self.grace_seconds, hurry=lambda: self.force_exit)
+        await self._models.close(grace=self.grace_seconds, hurry=lambda: self.force_exit)
         self.force_exit = False  # the replies still end, and the application
         late = asyncio.get_running_loop().call_later(_LAST_SECONDS, self._abort)
         try:

@@ -7,8 +7,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgedecode.decoding.stats import Stats
 
+from .models.one import Models
 from .requests.tools import Call
-from .running import Service
 
 
 class Metrics:
@@ -35,19 +35,20 @@ class Metrics:
         self._tokens["drafted"] += stats.proposed
         self._tokens["accepted"] += stats.accepted
 
-    def text(self, service: Service) -> str:
+    def text(self, models: Models) -> str:
         """Return all figures."""
-        budget, kinds = service.pair.budget, ("prompt", "cached", "written", "drafted", "accepted")
+        limit, places = models.budget.limit, models.places
+        kinds = ("prompt", "cached", "written", "drafted", "accepted")
         requests = sorted(self._requests.items())
         figures: list[tuple[str, str, Mapping[str, int]]] = [
             ("requests_total", "counter", {f'{{path="{path}",status="{code}"}}': n for (path, code), n in requests}),
             ("tokens_total", "counter", {f'{{kind="{kind}"}}': self._tokens[kind] for kind in kinds}),
             ("notes_total", "counter", {"": self._notes}),
             ("call_faults_total", "counter", {"": self._faults}),
-            ("answers_running", "gauge", {"": service.running}),
-            ("requests_waiting", "gauge", {"": service.queued}),
-            ("memory_leased_bytes", "gauge", {"": budget.used_nbytes}),
-            ("memory_limit_bytes", "gauge", {"": budget.limit_nbytes or 0}),
+            ("answers_running", "gauge", {"": places.running}),
+            ("requests_waiting", "gauge", {"": places.queued}),
+            ("memory_leased_bytes", "gauge", {"": sum(budget.used_nbytes for budget in models.budgets)}),
+            ("memory_limit_bytes", "gauge", {"": 0 if limit is None else limit.whole}),
         ]
         lines = []
         for name, kind, values in figures:

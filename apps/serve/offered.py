@@ -1,17 +1,22 @@
 """What a server offers: its models' names, their defaults, and the memory that the process holds."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import memory_now, peak_nbytes
-from edgedecode.options import DEFAULT_CONTEXT
+from edgedecode.options import DEFAULT_CONTEXT, sampling_defaults
 from edgedecode.pack.entries import DRAFT_ADAPTER
 
-from .requests.asked import PLAIN, SWITCH, ModelName
+from .models.places import Places
+from .requests.asked import PLAIN, SWITCH, Asked, ModelName
 from .running import Service
 
 _LATEST = "latest"
@@ -35,7 +40,7 @@ class Health(Struct):
     version: str | UnsetType = UNSET
 
 
-class Models(Struct):
+class ModelList(Struct):
     object: Literal["list"]
     data: list[Model]
 
@@ -51,9 +56,12 @@ def modes(pair: Pair) -> list[str]:
     return [PLAIN, *([SWITCH] if switches else [])]
 
 
-def model_names(pair: Pair) -> list[str]:
-    """Return the names of the models that `/v1/models` lists: the pack, with each adapter, and in each mode."""
-    name = pair.manifest.name
+def model_names(pair: Pair, name: str = "") -> list[str]:
+    """Return the names of the models that `/v1/models` lists: the pack, with each adapter, and in each mode.
+
+    name: the pack's on this server, if it is another one than its own.
+    """
+    name = name or pair.manifest.name
     return [name, *(f"{name}:{each}" for each in adapter_names(pair)), *(f"{name}@{each}" for each in modes(pair))]
 
 
@@ -72,11 +80,60 @@ def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
     return replace(asked, pack=own) if known else None
 
 
-def described_model(name: str, service: Service) -> Model:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What is known about a model, loaded or not. identity: differs for other files. created: its Unix time.
+
+    context: the longest conversation on this server; trained: the model's own. vocabulary: 0: not known.
+    """
+
+    name: str
+    identity: str
+    created: int
+    nbytes: int
+    format: str
+    architecture: str
+    parameters: int
+    quantization: str
+    context: int
+    trained: int
+    vocabulary: int = 0
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """A digest of its own for each name: clients take one digest for one model."""
+        return sha256(f"{self.name}\n{self.identity}".encode()).hexdigest()
+
+    @property
+    def family(self) -> str:
+        return self.architecture.removesuffix("ForCausalLM").lower()
+
+
+def listed_service(name: str, service: Service) -> Listed:
+    """Return what is known about a loaded model."""
+    manifest, card = service.pair.manifest, service.pair.target.card
+    entry = manifest.models["target"]
+    return Listed(
+        name=name,
+        identity=manifest.to_json(),
+        created=service.created,
+        nbytes=manifest.nbytes + sum(each.nbytes for each in manifest.outside.values()),
+        format="onnx" if entry.graphs else "gguf",
+        architecture=entry.architecture,
+        parameters=entry.parameters,
+        quantization=entry.quantization or f"{entry.bits}-bit",
+        context=context_length(service),
+        trained=card.context,
+        vocabulary=card.vocabulary_size,
+    )
+
+
+def described_model(listed: Listed) -> Model:
     """Return a model as `/v1/models` has it."""
-    card, context = service.pair.target.card, context_length(service)
-    meta = {"n_ctx": context, "n_ctx_train": card.context, "n_vocab": card.vocabulary_size}
-    return Model(name, "model", service.created, "edgedecode", context, context, meta)
+    meta = {"n_ctx": listed.context, "n_ctx_train": listed.trained}
+    meta |= {"n_vocab": listed.vocabulary} if listed.vocabulary else {}
+    return Model(listed.name, "model", listed.created, "edgedecode", listed.context, listed.context, meta)
 
 
 def context_length(service: Service) -> int:
@@ -84,11 +141,25 @@ def context_length(service: Service) -> int:
     return min(service.options.context or DEFAULT_CONTEXT, service.pair.target.card.context)
 
 
-def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
+def within_context(asked: Asked, service: Service) -> Asked:
+    """Return a request that asks for no longer a context than there is."""
+    context = context_length(service)
+    if asked.context is None or asked.context < context:
+        return asked
+    beyond = f"options.num_ctx was not followed beyond {context}, where this server's context ends"
+    return replace(asked, context=None, notes=(*asked.notes, *([beyond] if asked.context > context else [])))
+
+
+def sampling_of(service: Service) -> SamplingOptions:
+    """Return the sampling of requests that do not say."""
+    return service.options.sampling or sampling_defaults(service.pair.manifest.generation)
+
+
+def props(name: str, service: Service) -> dict[str, object]:
     """Return what a client needs to offer choices: names, modes, adapters, defaults, and the engine."""
     pair, options = service.pair, service.options
     return {
-        "name": pair.manifest.name,
+        "name": name,
         "version": edgedecode.__version__,
         "engine": pair.runtime,
         "provider": pair.provider,
@@ -98,25 +169,25 @@ def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
         "mode": SWITCH if options.details.switch is not None else "" if pair.drafter_names(options) else PLAIN,
         "context": context_length(service),
         "max_tokens": pair.manifest.generation.max_tokens,
-        "sampling": defaults.as_dict(),
+        "sampling": sampling_of(service).as_dict(),
     }
 
 
-def memory(service: Service) -> dict[str, object]:
-    """Return the leases of the budget by holder, its limit, and what the process holds, in bytes."""
-    budget = service.pair.budget
+def memory(budgets: Sequence[Budget], limit: Limit | None, places: Places) -> dict[str, object]:
+    """Return the leases of the budgets by holder, their limit, and what the process holds, in bytes."""
     holders: dict[str, int] = {}
-    for lease in budget.leases:
-        holders[lease.name] = holders.get(lease.name, 0) + lease.nbytes
+    for budget in budgets:
+        for lease in budget.leases:
+            holders[lease.name] = holders.get(lease.name, 0) + lease.nbytes
     now = memory_now()
     return {
-        "limit_nbytes": budget.limit_nbytes,
-        "limited_by": None if budget.limit is None else budget.limit.name,
+        "limit_nbytes": None if limit is None else limit.whole,
+        "limited_by": None if limit is None else limit.name,
         "leased_nbytes": sum(holders.values()),
         "holders": [{"name": name, "nbytes": size} for name, size in sorted(holders.items(), key=lambda it: -it[1])],
         "resident_nbytes": None if now is None else now.resident,
         "anonymous_nbytes": None if now is None else now.anonymous,
         "peak_nbytes": peak_nbytes(),
-        "answers_running": service.running,
-        "requests_waiting": service.queued,
+        "answers_running": places.running,
+        "requests_waiting": places.queued,
     }

@@ -7,7 +7,7 @@ from msgspec.json import schema_components
 import edgedecode
 
 from .guards import Error
-from .offered import Health, Model, Models
+from .offered import Health, Model, ModelList
 from .replies import ChatCompletion, Completion
 from .requests.asked import ChatBody, CompletionBody
 from .requests.fields import NO_EFFECT, UNSUPPORTED
@@ -18,7 +18,7 @@ _Object: TypeAlias = dict[str, Any]
 
 _OBJECT: _Object = {"type": "object"}
 _BODIES = (ChatBody, CompletionBody, ResponseBody)
-_REPLIES = (Error, Health, Models, Model, ChatCompletion, Completion, Response)
+_REPLIES = (Error, Health, ModelList, Model, ChatCompletion, Completion, Response)
 _GUARDS = {
     400: "The client went away, or the body is wrong.",
     401: "The API key is missing or wrong.",
@@ -65,7 +65,7 @@ def description(models: list[str]) -> _Object:
             "/props": {"get": _get("Names, modes, defaults and the engine", _json(_OBJECT))},
             "/memory": {"get": _get("The memory budget and what the process holds", _json(_OBJECT))},
             "/openapi.json": {"get": _get("This description", _json(_OBJECT))},
-            "/v1/models": {"get": _get("The models", _json(_ref(Models)))},
+            "/v1/models": {"get": _get("The models", _json(_ref(ModelList)))},
             "/v1/models/{name}": {
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
                 "get": _get("One model", _json(_ref(Model)), more={404: _ref(Error)}),

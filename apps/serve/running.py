@@ -8,28 +8,19 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 
-from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Pair, Session, SessionOptions
+from edgedecode import BudgetExceeded, Chunk, Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer
 
 from .echo import Echo, completed
+from .models.places import CLOSING, Busy, Places
 from .reasoning import Thoughts, thoughts_of
 from .requests.asked import Asked
 from .rounds import Piece, RoundLog
 
 _IDLE = 8
 """Sessions that are kept for their KV cache; the budget may hold fewer."""
-_MOMENT = 0.5
-"""Seconds after which a request tries again to open its session."""
-_LAST_SECONDS = 5.0
-"""For answers to end that were stopped because the server closes."""
-_TICK = 0.05
-_CLOSING = "the server is closing"
-
-
-class Busy(EdgeDecodeError):
-    """The queue is full, or a request waited too long: HTTP 503."""
 
 
 class Running:
@@ -127,24 +118,17 @@ class Running:
 class Service:
     """A pair's sessions for concurrent requests.
 
-    parallel: most answers at a time. waiting: most requests in the queue. patience: seconds that one waits. Sessions
-    that have answered without a seed are kept: a request that begins with the same messages reuses their KV cache.
+    Sessions that have answered without a seed are kept: a request that begins with the same messages reuses their KV
+    cache.
     """
 
-    def __init__(self, pair: Pair, options: SessionOptions, *, parallel: int, waiting: int, patience: float) -> None:
-        self.pair, self.options = pair, options
-        self.parallel, self._waiting, self._patience = parallel, waiting, patience
-        self._slots = asyncio.Semaphore(parallel)
-        self._freed = asyncio.Condition()
+    def __init__(self, pair: Pair, options: SessionOptions, places: Places) -> None:
+        self.pair, self.options, self.places = pair, options, places
         manifest = pair.root / MANIFEST_NAME
         self.created = int(manifest.stat().st_mtime if manifest.is_file() else time())
         """Unix time of the pack."""
         self._idle: list[tuple[SessionOptions, Session]] = []
         self._answers: set[Running] = set()
-        self.queued = 0
-        self._opening = 0
-        """Sessions that are being opened now."""
-        self.closing = False
 
     @property
     def running(self) -> int:
@@ -154,12 +138,12 @@ class Service:
     @asynccontextmanager
     async def answering(self, asked: Asked, *, number: int = 0) -> AsyncIterator[Running]:
         """Run one answer of a request. Raises Busy, and the errors of a session."""
-        await self._take_place()
+        await self.places.take()
         try:
             options = asked.session_options(self.options, number=number)
             session = await self._session(options, asked)
         except BaseException:
-            self._slots.release()
+            self.places.leave()
             raise
         thoughts = None
         if asked.chat and options.grammar is None:
@@ -167,50 +151,25 @@ class Service:
             thoughts = thoughts_of(self.pair.tokenizer, details.template_arguments, details.think)
         running = Running(session, partial(self._start, asked, number), rounds=asked.rounds, thoughts=thoughts)
         self._answers.add(running)
-        if self.closing:
-            running.halt(Busy(_CLOSING))
+        self.places.running += 1
+        if self.places.closing:
+            running.halt(Busy(CLOSING))
         try:
             yield running
         finally:
             await asyncio.shield(self._finish(running, session, options if asked.chat else None))
 
-    async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.
-
-        Returns at the latest some seconds after that: an answer hangs if its client does not read.
-        """
-        self.closing = True
-        for _ in range(self.queued):  # those that wait for a place find the server closing
-            self._slots.release()
-        await self._end(grace, hurry)
+    def halt(self) -> None:
+        """Stop the answers that run: the server closes."""
         for running in self._answers:
-            running.halt(Busy(_CLOSING))
-        await self._end(_LAST_SECONDS, lambda: False)
-        while self._idle:
-            await asyncio.to_thread(self._idle.pop()[1].close)
+            running.halt(Busy(CLOSING))
 
-    async def _end(self, seconds: float, hurry: Callable[[], bool]) -> None:
-        """Wait until no answer runs or begins, at most `seconds`, and no longer than until `hurry` returns True."""
-        deadline = monotonic() + seconds
-        while (self._answers or self._opening) and monotonic() < deadline and not hurry():
-            await asyncio.sleep(_TICK)
-
-    async def _take_place(self) -> None:
-        """Wait for a place among the answers that run. Raises Busy."""
-        waits = self._slots.locked()
-        if waits and self.queued >= self._waiting:
-            raise Busy("too many requests are waiting: try again later")
-        self.queued += waits
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise Busy(f"no answer could begin within {self._patience:g} s: try again later") from None
-        finally:
-            self.queued -= waits
-        if self.closing:
-            self._slots.release()
-            raise Busy(_CLOSING)
+    async def drop_session(self) -> bool:
+        """Close the session that has been idle for longest. Return whether there was one."""
+        if not self._idle:
+            return False
+        await asyncio.to_thread(self._idle.pop(0)[1].close)
+        return True
 
     async def _finish(self, running: Running, session: Session, options: SessionOptions | None) -> None:
         """Stop an answer, keep its session or close it, and free its place. options: a chat's; None: no chat."""
@@ -224,9 +183,9 @@ class Service:
                 await asyncio.to_thread(unwanted.close)
         finally:
             self._answers.discard(running)
-            self._slots.release()
-            async with self._freed:
-                self._freed.notify_all()
+            self.places.running -= 1
+            self.places.leave()
+            await self.places.announce()
 
     def _start(self, asked: Asked, number: int, session: Session) -> Answer | Echo:
         if not asked.chat:
@@ -239,9 +198,11 @@ class Service:
     async def _session(self, options: SessionOptions, asked: Asked) -> Session:
         """Return a session that continues the request's messages: an idle one with the longest prefix, or a new one.
 
-        A new session that does not fit the budget takes the place of idle ones, then waits for running ones to end.
+        A new session that does not fit the budget takes the place of idle ones and of idle models, then waits for
+        running ones to end.
         """
-        deadline = monotonic() + self._patience
+        places = self.places
+        deadline = monotonic() + places.patience
         if (kept := self._kept(options, asked)) is not None:
             return await self._ready(lambda: _reset(kept, asked))
         while True:
@@ -249,21 +210,22 @@ class Service:
                 return await self._ready(lambda: self.pair.session(options, messages=asked.messages))
             except BudgetExceeded as error:
                 refusal = error
-            if self.closing:
-                raise Busy(_CLOSING)
-            if self._idle:
-                await asyncio.to_thread(self._idle.pop(0)[1].close)
-            elif not self.running and not self._opening:
+            if places.closing:
+                raise Busy(CLOSING)
+            if await self.drop_session() or await places.find_room():
+                continue
+            idle, shared = not places.running and not places.opening, self.pair.budget.shared
+            beside = shared is not None and shared.is_shared(self.pair.budget)
+            if idle and not beside:
                 raise refusal
-            elif monotonic() > deadline:
+            if idle or monotonic() > deadline:  # idle: all models wait for each other's room
                 raise Busy("the memory budget has no room for another answer: try again later")
-            else:
-                await self._wait_for_room()
+            await places.wait_for_room()
 
     async def _ready(self, make: Callable[[], Session]) -> Session:
         """Return what `make` returns, from a thread. If the client leaves meanwhile, the session is closed again."""
         making = asyncio.ensure_future(asyncio.to_thread(make))
-        self._opening += 1
+        self.places.opening += 1
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -271,17 +233,7 @@ class Service:
                 await asyncio.to_thread((await making).close)
             raise
         finally:
-            self._opening -= 1
-
-    async def _wait_for_room(self) -> None:
-        """Wait until an answer ends, or a moment: a session that was being opened may have failed."""
-        self.queued += 1
-        try:
-            async with self._freed:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), _MOMENT)
-        finally:
-            self.queued -= 1
+            self.places.opening -= 1
 
     def _kept(self, options: SessionOptions, asked: Asked) -> Session | None:
         """Take the idle session of these options that the request continues, or whose last turn it changes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple
+from weakref import ref
 
 from edgedecode.errors import BudgetExceeded
 from edgedecode.fair_lock import FairLock
@@ -22,13 +23,15 @@ class Holder(NamedTuple):
 
 PROCESS = "process (interpreter, engine, tokenizer)"
 """Name of the lease for the memory of the process before a model is open."""
+TOKENIZER = "tokenizer of a pack"
+"""Name of the lease of a pack's tokenizer where several packs share the process's."""
 VARIATION = "variation between processes"
 _WORKING = "working memory"
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights", "adapter", "graph"),
     "KV cache": ("kv",),
     _WORKING: (),
-    "program and engine": (PROCESS, VARIATION, "engine code", "llama.cpp code", "driver"),
+    "program and engine": (PROCESS, TOKENIZER, VARIATION, "engine code", "llama.cpp code", "driver"),
 }
 """What users are shown of a plan, and the holders of each part by their names before a colon."""
 
@@ -95,13 +98,26 @@ class Lease:
 
 
 class Budget:
-    """A hard limit over the sum of all leases; None: no limit. Thread-safe."""
+    """A hard limit over the sum of all leases; None: no limit. Thread-safe.
 
-    def __init__(self, limit: int | Limit | None = None) -> None:
-        self.limit = Limit(limit) if isinstance(limit, int) else limit
-        self._lock = FairLock()
+    shared: the budget that this is a part of; the limit is then what its other parts leave.
+    """
+
+    def __init__(self, limit: int | Limit | None = None, *, shared: SharedBudget | None = None) -> None:
+        self._limit = Limit(limit) if isinstance(limit, int) else limit
+        self.shared = shared
+        self._lock = FairLock() if shared is None else shared.lock
         self._leases: list[Lease] = []
         """Written under the lock; includes leases released since."""
+
+    @property
+    def limit(self) -> Limit | None:
+        return self._limit if self.shared is None else self.shared.left_to(self)
+
+    @limit.setter
+    def limit(self, limit: Limit | None) -> None:
+        """Change the limit of a budget of its own."""
+        self._limit = limit
 
     @property
     def limit_nbytes(self) -> int | None:
@@ -151,13 +167,17 @@ class Budget:
         """Render the leases in parts, one per line, then the request (if any), the sum and the limit."""
         parts = in_parts(Holder(lease.name, lease.nbytes) for lease in self.leases)
         rows = [(part, held) for part, held in parts.items() if held]
+        limit = self.limit
+        beside = 0 if limit is None else limit.beside
+        if beside:
+            rows.append(("others in this process", beside))
         if request:
             rows.append((f"{_purpose(request)} (requested)", nbytes))
-        rows.append(("sum", self.used_nbytes + nbytes))
-        if self.limit is not None:
-            rows.append((f"budget{_set_by(self.limit)}", self.limit.nbytes))
+        rows.append(("sum", beside + self.used_nbytes + nbytes))
+        if limit is not None:
+            rows.append((f"budget{_set_by(limit)}", limit.whole))
         width = max(len(name) for name, _ in rows)
-        places = decimals(rows[-2][1], rows[-1][1]) if self.limit is not None else 1
+        places = decimals(rows[-2][1], rows[-1][1]) if limit is not None else 1
         return "\n".join(f"  {name:<{width}}  {format_nbytes(value, places):>10}" for name, value in rows)
 
     def _add(self, lease: Lease, *, following: int) -> None:
@@ -166,9 +186,9 @@ class Budget:
         self._leases = [*self.leases, lease]
 
     def _make_room(self, name: str, nbytes: int, *, priority: int, fixed: int = 0) -> None:
-        if self.limit is None:
-            return
         limit = self.limit
+        if limit is None:
+            return
         for lease in sorted(self.leases, key=lambda lease: lease.priority):
             if self.used_nbytes + nbytes <= limit.nbytes:
                 return
@@ -179,7 +199,7 @@ class Budget:
             places = decimals(nbytes, free)
             raise BudgetExceeded(
                 f"{format_nbytes(nbytes, places)} are needed for {_purpose(name)}, but only "
-                f"{format_nbytes(free, places)} of the {format_nbytes(limit.nbytes)} budget{_set_by(limit)} are free",
+                f"{format_nbytes(free, places)} of the {format_nbytes(limit.whole)} budget{_set_by(limit)} are free",
                 self._advice(limit, name, self.used_nbytes + nbytes, fixed=fixed),
                 table=self.table(name, nbytes),
                 needed_nbytes=self.used_nbytes + nbytes,
@@ -202,6 +222,63 @@ class Budget:
             more = nbytes - lease.nbytes
             self._make_room(lease.name, more, priority=lease.priority, fixed=more if lease.fixed else 0)
         lease.nbytes = nbytes
+
+
+class SharedBudget:
+    """A limit whose parts are budgets; each may hold what the others leave. Thread-safe.
+
+    What the process holds without a pack is leased once, and measured whenever no pack holds anything.
+    """
+
+    def __init__(self, limit: Limit | None) -> None:
+        self.whole = limit
+        self.lock = FairLock()
+        self._parts: tuple[ref[Budget], ...] = ()
+        self.own = self.part()
+        """Of what belongs to no pack."""
+        self._program = self.own.reserve(PROCESS, 0, fixed=True)
+
+    def part(self) -> Budget:
+        """Return a budget of its own within the limit. It counts until it is dropped."""
+        found = Budget(shared=self)
+        self.lock.run(lambda: self._add(ref(found)))
+        return found
+
+    @property
+    def parts(self) -> list[Budget]:
+        return [found for part in self._parts if (found := part()) is not None]
+
+    @property
+    def used_nbytes(self) -> int:
+        """Sum of all leases of all parts."""
+        return sum(part.used_nbytes for part in self.parts)
+
+    @property
+    def program_nbytes(self) -> int:
+        """What the process holds without a pack, when that was last measured."""
+        return self._program.nbytes
+
+    def count_program(self, nbytes: int) -> None:
+        """Lease what the process was measured to hold without a pack; no effect while one is open, which is in it.
+
+        Raises BudgetExceeded.
+        """
+        if not self.is_shared(self.own):
+            self._program.resize(max(0, nbytes))
+
+    def is_shared(self, part: Budget) -> bool:
+        """Return whether a pack holds something in another part than this one."""
+        return any(other.used_nbytes for other in self.parts if other is not part and other is not self.own)
+
+    def left_to(self, part: Budget) -> Limit | None:
+        """Return the limit that other parts leave to one of them."""
+        if self.whole is None:
+            return None
+        beside = sum(other.used_nbytes for other in self.parts if other is not part)
+        return Limit(max(1, self.whole.nbytes - beside), self.whole.name, beside)
+
+    def _add(self, part: ref[Budget]) -> None:
+        self._parts = (*(each for each in self._parts if each() is not None), part)
 
 
 def _set_by(limit: Limit) -> str:

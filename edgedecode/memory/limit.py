@@ -21,17 +21,24 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of bytes, and the name of its source."""
+    """A number of bytes, and the name of its source. beside: what others hold of a limit that this is the rest of."""
 
     nbytes: int
     name: str = ASKED
+    beside: int = 0
 
     def __post_init__(self) -> None:
         if self.nbytes <= 0:
             raise InputError(f"the memory budget must be positive, not {self.nbytes}")
 
+    @property
+    def whole(self) -> int:
+        """The bytes of the limit with what others hold of it."""
+        return self.nbytes + self.beside
+
     def raised(self, nbytes: int) -> str:
         """Return advice on how to get a limit of `nbytes`, in the imperative."""
+        nbytes += self.beside
         if self.name == MACHINE:
             return f"use a machine with {size_option(nbytes)} or more"
         return f"raise {self.name} to {size_option(nbytes)} or more"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause
-from edgedecode.memory.budget import PROCESS, Budget, Holder
+from edgedecode.memory.budget import PROCESS, TOKENIZER, Budget, Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
@@ -12,6 +12,8 @@ from .manifest import Manifest
 
 READING_SHARE = 18
 """Memory to load a tokenizer, as a multiple of its file's size: 13 to 17.4 were measured."""
+HELD_SHARE = 9
+"""Memory that a tokenizer keeps, likewise."""
 
 
 def process_nbytes(budget: Budget) -> int:
@@ -25,9 +27,16 @@ def process_nbytes(budget: Budget) -> int:
     return nbytes or 0
 
 
-def process_holder(tokenizer: Tokenizer, budget: Budget | None = None) -> Holder:
-    """Return the memory of this process now, plus the later cache of its tokenizer."""
-    return Holder(PROCESS, process_nbytes(budget or Budget()) + tokenizer.cache_nbytes)
+def process_holder(tokenizer: Tokenizer, manifest: Manifest, budget: Budget) -> Holder:
+    """Return the memory of this process now, plus the later cache of its tokenizer.
+
+    A shared budget leases the process apart, which is measured here unless other packs are open.
+    """
+    if budget.shared is None:
+        return Holder(PROCESS, process_nbytes(budget) + tokenizer.cache_nbytes)
+    held = HELD_SHARE * manifest.files[manifest.tokenizer].nbytes
+    budget.shared.count_program(process_nbytes(budget) - held)
+    return Holder(TOKENIZER, held + tokenizer.cache_nbytes)
 
 
 def target_nbytes(manifest: Manifest) -> int:
@@ -39,7 +48,7 @@ def target_nbytes(manifest: Manifest) -> int:
 def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
     """Load the tokenizer with the pack's template, and check that the models were exported with it.
 
-    budget: must have no leases yet.
+    budget: must have no leases yet. Beside other packs the process is leased already.
     """
     generation = manifest.generation
     source = PLAIN_TEMPLATE
@@ -52,9 +61,12 @@ def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
             ) from None
     reading = READING_SHARE * manifest.files[manifest.tokenizer].nbytes
     template = ChatTemplate(source, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    weights = target_nbytes(manifest)
+    weights, program = target_nbytes(manifest), process_nbytes(budget)
+    if budget.shared is not None:
+        budget.shared.count_program(program)
+        program = 0
     with (
-        budget.reserve(PROCESS, process_nbytes(budget), fixed=True, following=max(reading, weights)),
+        budget.reserve(PROCESS, program, fixed=True, following=max(reading, weights)),
         budget.reserve("reading the tokenizer", reading, fixed=True, following=max(0, weights - reading)),
     ):
         tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)

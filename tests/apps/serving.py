@@ -33,6 +33,8 @@ import uvicorn
 from edgedecode.apps.serve.application import create_app
 from edgedecode.apps.serve.connections import server_config
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.apps.serve.models.one import OneModel
+from edgedecode.apps.serve.models.places import Places
 from edgedecode.apps.serve.requests.asked import Asked, read_chat
 from edgedecode.apps.serve.requests.responses import read_response
 from edgedecode.apps.serve.requests.tool_fields import ToolBody
@@ -99,8 +101,9 @@ class Running:
     def _run(self) -> None:
         async def serve() -> None:
             limits, parallel, waiting, options = self._settings
-            self.service = Service(self.pair, options, parallel=parallel, waiting=waiting, patience=60.0)
-            app = create_app(self.service, limits)
+            places = Places(parallel=parallel, waiting=waiting, patience=60.0)
+            self.service = Service(self.pair, options, places)
+            app = create_app(OneModel(self.service, strict=limits.strict_model), limits)
             self._server = uvicorn.Server(server_config(app, seconds=limits.seconds, log_level="critical"))
             self._made.set()
             await self._server.serve(sockets=[self.socket])

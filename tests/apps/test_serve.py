@@ -142,7 +142,7 @@ def test_many_clients_get_their_lone_answers_and_leave_nothing_behind(pair: Pair
 
         assert all(pool.map(ask, wanted))
         wait_for(lambda: not running.service.running)
-        assert running.service.queued == 0
+        assert running.service.places.queued == 0
     assert held(pair) == before
 
 

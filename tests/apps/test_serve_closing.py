@@ -26,6 +26,8 @@ import openai
 from edgedecode import Pair, Session, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.guards import Guards, Limits
+from edgedecode.apps.serve.models.one import OneModel
+from edgedecode.apps.serve.models.places import Places
 from edgedecode.apps.serve.running import Service
 from edgedecode.decoding.stats import Stats
 from edgedecode.fair_lock import FairLock
@@ -234,7 +236,7 @@ def test_an_answer_without_a_chunk_ends_twice(pair: Pair) -> None:
     """The stream asks again for pieces after the first was missing."""
 
     async def ends() -> None:
-        service = Service(pair, SessionOptions(), parallel=1, waiting=1, patience=5.0)
+        models = OneModel(Service(pair, SessionOptions(), Places(parallel=1, waiting=1, patience=5.0)))
         with pair.session(SessionOptions()) as session:
 
             def start(_: Any) -> Any:
@@ -247,7 +249,7 @@ def test_an_answer_without_a_chunk_ends_twice(pair: Pair) -> None:
                 assert [piece async for piece in running.pieces()] == []
                 assert [piece async for piece in running.pieces()] == []
                 await running.stop()
-        await service.close()
+        await models.close()
 
     asyncio.run(ends())
 

@@ -38,7 +38,7 @@ def server(running: Running) -> Iterator[Running]:
     """Yield a server that afterwards answers, and holds what it held before."""
     before = held(running.pair)
     yield running
-    wait_for(lambda: not running.service.running and not running.service.queued)
+    wait_for(lambda: not running.service.running and not running.service.places.queued)
     running.answer(asked(max_tokens=2, seed=1))
     wait_for(lambda: held(running.pair) == before)
 
@@ -273,7 +273,7 @@ def test_a_client_may_leave_at_any_stage(stage: str, server: Running, *, stream:
                 assert connection.recv(4000).startswith(b"HTTP/1.1 200")
             elif stage == "later":
                 wait_for(lambda: server.service.running)
-    wait_for(lambda: not server.service.running and not server.service.queued)
+    wait_for(lambda: not server.service.running and not server.service.places.queued)
 
 
 @streamed
@@ -285,8 +285,8 @@ def test_a_client_that_leaves_the_queue_makes_room_in_it(pair: Pair, *, stream: 
             with ExitStack() as stack:
                 for _ in range(3):
                     stack.enter_context(connect(running)).sendall(request(asks(stream=stream, max_tokens=5)))
-                wait_for(lambda: running.service.queued == 3)
-            wait_for(lambda: running.service.queued == 0)
+                wait_for(lambda: running.service.places.queued == 3)
+            wait_for(lambda: running.service.places.queued == 0)
             assert running.service.running == 1
 
 

@@ -191,7 +191,7 @@ def test_each_option_has_its_place(server: Running) -> None:
     options = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.2, "repeat_last_n": 9, "num_ctx": 99}
     options |= {"presence_penalty": 0.3, "frequency_penalty": 0.4, "seed": 4, "stop": "x", "num_predict": 7}
     for path, reads in ((CHAT, read_chat), (GENERATE, read_generate)):
-        found = reads(json.dumps(body(path, options=options)).encode(), SamplingOptions(), context=512)
+        found = reads(json.dumps(body(path, options=options)).encode(), SamplingOptions())
         assert found.sampling == SamplingOptions(
             temperature=0,
             top_k=3,
@@ -251,18 +251,18 @@ def test_a_call_is_an_object_and_its_results_follow_in_any_form(server: Running)
     asks = {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {}}} for name in "ab"]}
     results = [{"role": "tool", "tool_name": name, "content": name.upper()} for name in "ba"]
     asked = {"model": "demo", "messages": [USER, asks, *results]}
-    found = read_chat(json.dumps(asked).encode(), SamplingOptions(), context=512)
+    found = read_chat(json.dumps(asked).encode(), SamplingOptions())
     assert [each.content for each in (*found.messages, found.message)][-2:] == ["A", "B"]
 
 
 def test_thoughts_and_calls_that_are_cut_off_or_wrong_have_their_places(server: Running) -> None:
     for given, think in ((True, "on"), (False, "off"), ("high", "high"), (None, "")):
         data = json.dumps(body(CHAT, think=given)).encode()
-        assert read_chat(data, SamplingOptions(), context=512).think == think
+        assert read_chat(data, SamplingOptions()).think == think
     told = {"role": "assistant", "content": "4", "thinking": "2 + 2"}
     data = json.dumps({"model": "demo", "messages": [USER, told, USER]}).encode()
-    assert read_chat(data, SamplingOptions(), context=512).messages[1].thought == "2 + 2"
-    asked = read_chat(json.dumps(body(CHAT, tools=TOOLS)).encode(), SamplingOptions(), context=512)
+    assert read_chat(data, SamplingOptions()).messages[1].thought == "2 + 2"
+    asked = read_chat(json.dumps(body(CHAT, tools=TOOLS)).encode(), SamplingOptions())
     reply = OllamaReply(asked, "demo")
     assert said(*reply.thinks(0, "hm"), "thinking") == "hm"
     answer = Answered("Four.", FinishReason.STOP, Stats(), [], "hm")

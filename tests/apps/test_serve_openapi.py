@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from edgedecode.apps.serve.application import create_app
 from edgedecode.apps.serve.guards import OLLAMA, Limits
+from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.openapi import description
 
 READING = ("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}")
@@ -126,7 +127,7 @@ def test_replies_are_as_described(api: Any, path: str, body: dict[str, object]) 
 
 def test_every_endpoint_is_described(server: Running) -> None:
     described = description(["demo"])
-    app: Any = create_app(server.service, Limits())
+    app: Any = create_app(OneModel(server.service), Limits())
     routes = [each for each in app._app.routes if isinstance(each, Route) and each.path != "/"]
     found = {route.path: route.methods for route in routes if not route.path.startswith(OLLAMA)}
     assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*PATHS, *READING}

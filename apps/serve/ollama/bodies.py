@@ -29,6 +29,7 @@ from ..requests.chat_messages import Conversation, MessageBody
 from ..requests.fields import NO_EFFECT, UNSUPPORTED, read_object, typed_body
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ToolBody
+from .keep_alive import KeepAlive, keep_seconds
 from .models import Name
 
 _SAMPLING = [each.name for each in fields(SamplingBody)]
@@ -54,14 +55,14 @@ class _Message(MessageBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
-    """keep_alive: no effect, since the model stays in memory. shift, truncate: false refuses what is too long."""
+    """shift, truncate: false refuses what is too long."""
 
     model: Name
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: _Options | None = None
     think: bool | str | None = None
-    keep_alive: int | float | str | None = None
+    keep_alive: KeepAlive | None = None
     truncate: bool | None = None
     shift: bool | None = None
 
@@ -83,15 +84,15 @@ class _GenerateBody(_Body):
     images: list[Any] | None = None
 
 
-def read_chat(data: bytes, defaults: SamplingOptions, *, context: int) -> Asked:
-    """Read a body of /api/chat. context: the longest conversation that the server takes. Raises InputError."""
+def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /api/chat. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, _ChatBody)
-    return _chat(body, value, body.messages or [], defaults, tools=body.tools, context=context)
+    return _chat(body, value, body.messages or [], defaults, tools=body.tools)
 
 
-def read_generate(data: bytes, defaults: SamplingOptions, *, context: int) -> Asked:
-    """Read a body of /api/generate. context: as in `read_chat`. Raises InputError."""
+def read_generate(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /api/generate. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, _GenerateBody)
     if body.suffix:
@@ -101,11 +102,11 @@ def read_generate(data: bytes, defaults: SamplingOptions, *, context: int) -> As
     prompt = _Message("user", body.prompt or "", images=body.images)
     if not body.raw or not body.prompt:
         system = [_Message("system", body.system)] if body.system else []
-        return _chat(body, value, [*system, prompt] if body.prompt else [], defaults, tools=None, context=context)
+        return _chat(body, value, [*system, prompt] if body.prompt else [], defaults, tools=None)
     _messages([prompt])
     given = CompletionBody(prompt=body.prompt, **_shared(body))
     asked = asked_completion(given, defaults, form=_form(body.format))
-    return _limited(asked, body, value, context=context)
+    return _limited(asked, body, value)
 
 
 def _chat(
@@ -115,7 +116,6 @@ def _chat(
     defaults: SamplingOptions,
     *,
     tools: list[ToolBody] | None,
-    context: int,
 ) -> Asked:
     think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
     check_choice("think", think or None, EFFORTS)
@@ -129,7 +129,7 @@ def _chat(
     )
     asked = asked_chat(chat, defaults, messages=_messages(messages), form=_form(body.format))
     asked = asked if given else replace(asked, answers=0, stream=False)  # only whether the model is there
-    return _limited(asked, body, value, context=context)
+    return _limited(asked, body, value)
 
 
 def _shared(body: _Body) -> dict[str, Any]:
@@ -140,18 +140,17 @@ def _shared(body: _Body) -> dict[str, Any]:
     return {"model": body.model, "stream": stream, **{name: getattr(options, name) for name in names}}
 
 
-def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue], *, context: int) -> Asked:
+def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked:
     """Return a request with its limits, and notes of what is not followed."""
     options, given = body.options or _Options(), value.get("options")
     known = {"tools", *(each.name for each in fields(body))}
     notes = [*asked.notes, *_unfollowed("", value, known)]
     notes += _unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
-    if (most := options.num_ctx or context) > context:
-        notes.append(f"options.num_ctx was not followed beyond {context}, where this server's context ends")
     tokens = options.num_predict
     return replace(
         asked,
-        context=None if most >= context else most,
+        context=options.num_ctx or None,
+        keep_seconds=keep_seconds(body.keep_alive),
         max_tokens=None if tokens is None else most_tokens("options.num_predict", tokens or -1, least=1),
         notes=tuple(notes),
     )

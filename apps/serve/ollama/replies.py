@@ -34,7 +34,7 @@ class OllamaReply:
     def whole(self, answers: Sequence[Answered]) -> Event:
         """Return the reply of a request without `stream`, or of one without messages, which needs no answer."""
         if not answers:
-            return self._part() | {"done": True, "done_reason": "load"}
+            return self._part() | {"done": True, "done_reason": "load" if self.asked.keep_seconds else "unload"}
         (answer,) = answers
         calls = calls_of(self.asked, answer.text)
         text = "" if calls else text_of(self.asked, answer.text)

@@ -1,7 +1,8 @@
 """Reads the bodies of OpenAI's endpoints. What this server cannot do is refused, never ignored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -57,6 +58,15 @@ class ModelName:
         pack, colon, adapter = name.partition(":")
         return cls(pack, adapter if colon else None, mode if at else None)
 
+    @classmethod
+    def readings(cls, text: str) -> "Iterator[ModelName]":
+        """Yield what a name may mean where packs' own names may have colons: a pack, or one with an adapter."""
+        name, at, mode = text.partition("@")
+        yield cls(name, None, mode if at else None)
+        pack, colon, adapter = name.rpartition(":")
+        if colon:
+            yield cls(pack, adapter, mode if at else None)
+
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
@@ -99,6 +109,8 @@ class Asked:
     """What answers: the server fills it in."""
     context: int | None = None
     """Most positions of the conversation; None: as the server was started."""
+    keep_seconds: float = inf
+    """How long the model stays in memory afterwards, unless another needs its room."""
     ignore_eos: bool = False
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     think: str = ""

@@ -6,7 +6,8 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, MsgspecError, Struct
+from msgspec.json import decode
 
 from edgedecode import InputError
 from edgedecode.duplicate_names import unique_keys
@@ -74,6 +75,18 @@ def check_fields(
         if (type(each), each) not in [(type(same), same) for same in unsupported[name]]:  # True == 1
             hint = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
             raise InputError(f"{name} is not supported by this server: {hint}")
+
+
+class _Named(Struct):
+    model: str = ""
+
+
+def named_in(data: bytes) -> str:
+    """Return the model that a body names; empty: none, or the body is wrong, which is told when it is read."""
+    try:
+        return decode(data, type=_Named).model
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def read_object(data: bytes) -> dict[str, JsonValue]:
