@@ -164,6 +164,12 @@ def add_rule(group: _ArgumentGroup, help: str) -> None:
     group.add_argument("--rule", choices=choices, default=default, help=f"{help} (default: %(default)s)")
 
 
+def add_samples(group: ArgumentParser | _ArgumentGroup) -> None:
+    """Add --samples."""
+    help = "answer N times at once, with seeds that count up from --seed, for little more than the time of one"
+    group.add_argument("--samples", type=positive_count, default=1, metavar="N", help=help)
+
+
 def add_mode(group: _ArgumentGroup, help: str) -> None:
     """Add --mode."""
     choices = ("verify", "switch")
@@ -307,6 +313,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
             switch=_switch_options(arguments),
             template_arguments=dict(arguments.template_arg),
             think=arguments.think or "",
+            samples=getattr(arguments, "samples", 1),
         ),
     )
 

@@ -88,6 +88,8 @@ class SessionDetails:
     think: str = ""
     """Whether a model with such a switch thinks before it answers: on, off, minimal, low, medium or high; empty: as its
     template has it."""
+    samples: int = 1
+    """Answers at once to plan for (`Session.samples`): rows of logits, and no drafters."""
 
 
 @dataclass(frozen=True, slots=True)

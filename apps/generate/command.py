@@ -5,13 +5,20 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgedecode import Chunk, FinishReason, InputError, Session
+from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from ..verb_options import (
+    add_pack_options,
+    add_samples,
+    add_session_options,
+    open_pair,
+    session_options,
+    system_messages,
+)
 
 
 @dataclass(slots=True)
@@ -88,6 +95,7 @@ class GenerateCommand:
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
+        add_samples(parser)
         add_stats(parser)
         add_json(parser)
         add_colour_option(parser)
@@ -100,7 +108,10 @@ class GenerateCommand:
         prompt = read_prompt(arguments)
         messages = system_messages(arguments.system)
         with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
-            _answer(arguments, session, prompt)
+            if arguments.samples > 1:
+                _answer_often(arguments, session, prompt)
+            else:
+                _answer(arguments, session, prompt)
         return 0
 
 
@@ -117,6 +128,35 @@ def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
     _finish(arguments, session, reply)
 
 
+def _answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
+    """Print several answers, each once it and those before it have ended."""
+    stop = [checked_text(text, "--stop") for text in arguments.stop]
+    count, most = arguments.samples, arguments.max_tokens
+    answers = session.samples(prompt, count, raw=arguments.raw, max_tokens=most, stop=stop)
+    replies = [Reply(Paint.for_stream(sys.stdout, when="never"), stream=False) for _ in range(count)]
+    shown = 0
+    try:
+        for chunk in until_interrupted(answers):
+            replies[chunk.number].add(chunk)
+            while not arguments.json and shown < count and replies[shown].finish_reason is not FinishReason.CANCELLED:
+                print(
+                    f"--- {shown + 1} of {count}, seed {answers.every[shown].seed}\n{replies[shown].text}", flush=True
+                )
+                shown += 1
+    finally:  # what an interrupt leaves still gets its statistics
+        if arguments.stats:
+            from ..stats_table import show_stats
+
+            show_stats(answers.stats, finish_reason=replies[0].finish_reason, full=arguments.stats == "full")
+        if arguments.json:
+            print_json({"answers": [_value(reply, stats) for reply, stats in zip(replies, answers.every, strict=True)]})
+
+
+def _value(reply: Reply, stats: Stats) -> dict[str, object]:
+    value = {"text": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason.value}
+    return value | {"seed": stats.seed, "stats": stats.as_dict()}
+
+
 def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
     reply.end()
     if arguments.stats:
@@ -124,12 +164,7 @@ def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
 
         show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
-        value: dict[str, object] = {
-            "text": reply.text,
-            "tokens": reply.tokens,
-            "finish_reason": reply.finish_reason.value,
-        }
-        value |= {"seed": session.seed, "stats": session.stats.as_dict()}
+        value = _value(reply, session.stats)
         if arguments.stats:
             stats = session.stats
             value["memory"] = {"planned_nbytes": stats.planned_nbytes, "peak_resident_nbytes": stats.peak_nbytes}

@@ -13,7 +13,7 @@ from edgedecode.plan_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console
-from ..verb_options import add_mode, add_pack_options, add_rule, load_options, locate_pack
+from ..verb_options import add_mode, add_pack_options, add_rule, add_samples, load_options, locate_pack
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +34,7 @@ class PlanCommand:
         add_rule(group, "plan for this verification rule")
         group.add_argument("--reproducible", action="store_true", help="refuse any kernels but ours")
         add_mode(group, "switch: plan for switching between the models")
+        add_samples(group)
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
@@ -66,6 +67,7 @@ def _options(arguments: Namespace) -> SessionOptions:
             rule=Rule(arguments.rule),
             reproducible=arguments.reproducible,
             switch=SwitchOptions() if arguments.mode == "switch" else None,
+            samples=arguments.samples,
         ),
     )
 

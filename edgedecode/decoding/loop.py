@@ -18,7 +18,7 @@ from .stats import Stats, Stopwatch
 from .verify import Outcome, Rule, TargetRows, Verdict, verify
 from .writers import Switching, Writers
 
-__all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
+__all__ = ["PREFILL_CHUNK", "DecodeSetting", "begin_answer", "decode", "prefill", "prefilled"]
 
 PREFILL_CHUNK = 512
 """Prompt tokens per prefill pass. An interrupt waits for one chunk at most; finished chunks stay in the KV cache."""
@@ -66,10 +66,6 @@ def decode(
     Raises ContextExceeded when the tokens leave no room, InputError when there are none. The algorithm is speculative
     decoding (Leviathan, 2211.17192) with any drafter.
     """
-    if not tokens:
-        raise InputError("there are no tokens to continue: a prompt has at least one")
-    if len(tokens) >= state.capacity:
-        raise ContextExceeded.of(f"{len(tokens)} tokens", state.capacity, remedy="an answer needs room too")
     sampler, noise, watch = setting.sampler, setting.noise, Stopwatch(setting.clock)
     limit = min(len(tokens) + max_tokens, state.capacity)
     writers = _begin(state, tokens, setting=setting, stats=stats)
@@ -78,7 +74,7 @@ def decode(
         watch.lap("draft")
         if verdict is None:
             # Prefill what the target has not processed, except for its next pass.
-            for _ in _prefilled(target, state, tokens, setting):
+            for _ in prefilled(target, state, tokens, setting):
                 yield None
                 watch.lap("verify")
 
@@ -121,20 +117,32 @@ def decode(
         watch.start()
 
 
-def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats: Stats) -> Writers:
-    """Roll the state back to a prefix of the tokens, and tell everyone who takes part that a generation starts."""
+def begin_answer(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats: Stats) -> None:
+    """Tell the sampler that a generation starts, roll the state back to a prefix of the tokens, and count them.
+
+    Raises InputError if there are no tokens, and ContextExceeded if they leave no room for an answer.
+    """
+    if not tokens:
+        raise InputError("there are no tokens to continue: a prompt has at least one")
+    if len(tokens) >= state.capacity:
+        raise ContextExceeded.of(f"{len(tokens)} tokens", state.capacity, remedy="an answer needs room too")
     setting.sampler.begin(tokens, generated=stats.tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # recurrent states may need a new prefill
     if stats.rounds == 0:
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
+
+
+def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats: Stats) -> Writers:
+    """Roll the state back to a prefix of the tokens, and tell everyone who takes part that a generation starts."""
+    begin_answer(state, tokens, setting=setting, stats=stats)
     writers = Writers(setting.sampler, setting.ends, setting.drafting, setting.switching, setting.constraint)
     kind = kind_of(setting.adapter, structured=setting.constraint is not None)
     writers.begin(tokens, generated=stats.tokens, kind=kind)
     return writers
 
 
-def _prefilled(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> Iterator[int]:
+def prefilled(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> Iterator[int]:
     """Prefill the tokens that the state lacks, except for those of the next pass; yield each chunk's length."""
     while (unread := len(tokens) - state.length) > 1:
         count = min(unread, PREFILL_CHUNK)

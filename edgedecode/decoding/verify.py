@@ -50,7 +50,9 @@ class TargetRows:
 
     __slots__ = ("_constraint", "_sampler", "logits")
 
-    def __init__(self, logits: FloatArray, sampler: Sampler, constraint: Constraint | None = None) -> None:
+    def __init__(
+        self, logits: FloatArray | Sequence[FloatArray], sampler: Sampler, constraint: Constraint | None = None
+    ) -> None:
         self.logits = logits
         self._sampler = sampler
         self._constraint = constraint

@@ -1,13 +1,13 @@
 """A running answer: an iterator of chunks that any thread may stop."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import GeneratorType
 from typing import cast
 
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import CapabilityError
 from edgedecode.fair_lock import FairLock, when_free
-from edgedecode.sessions.chunks import Chunk
+from edgedecode.sessions.chunks import Chunk, Completion, completion_of
 
 
 class Answer(Iterator[Chunk]):
@@ -74,3 +74,24 @@ class Answer(Iterator[Chunk]):
     def _check_outside(self) -> None:
         if self._chunks.gi_running and self._turn.held:
             raise CapabilityError("this answer is in the middle of a round in this thread: call again after the round")
+
+
+class Samples(Answer):
+    """The running answers to one prompt. A chunk's `number` tells which one it belongs to; each has its last chunk.
+
+    every: the statistics of each.
+    """
+
+    def __init__(
+        self, chunks: Generator[Chunk | None], every: Sequence[Stats], *, turn: FairLock, own: FairLock
+    ) -> None:
+        super().__init__(chunks, stats=every[0], turn=turn, own=own)
+        self.every = tuple(every)
+
+    def completions(self) -> list[Completion]:
+        """Return the complete replies, in the order of their seeds."""
+        chunks = list(self)
+        return [
+            completion_of((chunk for chunk in chunks if chunk.number == number), stats)
+            for number, stats in enumerate(self.every)
+        ]

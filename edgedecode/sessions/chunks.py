@@ -51,6 +51,8 @@ class Chunk:
     """Something else that happened; a chunk with an event has no text."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """The log probability of each of the tokens; empty unless they were asked for."""
+    number: int = 0
+    """Of the answer that it belongs to, where there are several (`Session.samples`)."""
 
 
 @dataclass(frozen=True, slots=True)

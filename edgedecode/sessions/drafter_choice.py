@@ -16,6 +16,7 @@ LONGEST_DRAFT = 16
 """Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
 WIDE_VOCABULARY = 65536
 """Rows of the head from which a row of logits takes hundreds of kilobytes."""
+MOST_SAMPLES = 128
 WITHOUT_MODEL = "suffix"
 """The drafter that needs the least memory."""
 
@@ -58,6 +59,8 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     models with options that exclude it.
     """
     check_switching(options, has_draft="model" in facts.drafts)
+    if options.details.samples > 1:  # a row for each answer, instead of drafts
+        return DrafterChoice((), options.details.samples - 1, branches=True)
     names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
@@ -111,8 +114,27 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
     return False
 
 
+def check_samples(count: int, options: SessionOptions, card: ModelCard) -> None:
+    """Raise InputError or CapabilityError for a count or options with which no answers are decoded together."""
+    if not 1 <= count <= MOST_SAMPLES:
+        raise InputError(f"{count} answers at once are out of range: 1 to {MOST_SAMPLES}")
+    if not card.tree:
+        raise CapabilityError(
+            f"several answers at once are branches of a tree and {card.name} reads chains only: use --runtime onnx "
+            f"--provider cpu, or ask for one answer at a time, with seeds that count up"
+        )
+    if options.details.switch is not None or options.details.rule is Rule.RATIO:
+        raise CapabilityError(
+            "several answers at once are the target's alone: leave out --mode switch and --rule ratio, or --samples"
+        )
+
+
 def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
     """Raise InputError or CapabilityError for conflicting or out-of-range options. card: the target's."""
+    if (samples := options.details.samples) != 1:
+        check_samples(samples, options, card)
+        if options.drafter not in (None, "none") or options.draft_max:
+            raise InputError("several answers at once have no drafter: leave out --drafter and --draft-max")
     _check(options, choice)
     if options.details.reproducible and not card.row_invariant:
         raise CapabilityError(
@@ -150,7 +172,7 @@ def _check_grammar(options: SessionOptions, choice: DrafterChoice) -> None:
         raise CapabilityError("a grammar needs verified tokens: leave out switching")
     if options.details.ignore_eos:
         raise InputError("a grammar decides where an answer ends: leave out --ignore-eos")
-    if choice.branches:
+    if choice.branches and choice.names:
         raise InputError("a grammar follows one path of tokens: leave out trees")
 
 
@@ -167,7 +189,7 @@ def _check_tree(options: SessionOptions) -> None:
 def _check(options: SessionOptions, choice: DrafterChoice) -> None:
     if options.grammar is not None:
         _check_grammar(options, choice)
-    if choice.branches:
+    if choice.branches and choice.names:
         _check_tree(options)
     if options.details.rule is Rule.RATIO and (not choice.samples or options.details.reproducible):
         wanted = "--reproducible" if options.details.reproducible else f"--drafter {' '.join(choice.names) or 'none'}"

@@ -5,9 +5,11 @@ An answer is `stream`, `_prepare`, `_chunks` and `_decoded`; the decode loop bel
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Self
+from dataclasses import replace
+from typing import Self, TypeVar
 from weakref import finalize
 
+from edgedecode.decoding.constraint import Constraint
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
@@ -19,9 +21,9 @@ from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
 from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sampling.weights import SamplingOptions
-from edgedecode.sessions.answer import Answer
+from edgedecode.sessions.answer import Answer, Samples
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
-from edgedecode.sessions.drafter_choice import check_options, most_rows
+from edgedecode.sessions.drafter_choice import check_options, check_samples, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting
@@ -29,6 +31,8 @@ from edgedecode.sessions.turns import Turns
 from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
+
+_Answer = TypeVar("_Answer", bound=Answer)
 
 
 class Session:
@@ -149,6 +153,38 @@ class Session:
         """
         return self._own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs))
 
+    def samples(
+        self,
+        prompt: str | Message | Sequence[int],
+        count: int,
+        *,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+    ) -> Samples:
+        """Answer a message several times at once. The prompt is processed once, and a pass has a row for each answer.
+
+        The answers' seeds are `seed`, `seed` + 1, ...; each answer is, token for token, that of a new session with its
+        seed, until the context is full. The transcript stays as it was: `reset` with an answer goes on from there. raw:
+        as `complete`, and so token ids. Raises CapabilityError for engines of chains, switching and the ratio rule.
+        """
+        from edgedecode.sessions.samples import new_samples, sampled  # late: one answer needs none
+
+        shared, turns = self._shared, self._turns
+        check_samples(count, self.options, shared.target.card)
+        limit = answer_limit(max_tokens, shared.manifest.generation)
+
+        def prepare() -> Samples:
+            self._stop_running()
+            turn = turns.open(Message("user", prompt) if isinstance(prompt, str) and not raw else prompt, limit=limit)
+            every = new_samples(shared, self.options, self._next_seed(), count, stop=stop, top=top_logprobs)
+            self.stats = every[0].stats
+            chunks = sampled(shared, turns, turn, every, self._setting, limit=limit, rows=self._rows)
+            return self._start(Samples(chunks, [each.stats for each in every], turn=shared.turn, own=self._own))
+
+        return self._own.run(prepare)
+
     def score(self, prompt: str | Sequence[int], *, top_logprobs: int = 0) -> list[TokenLogprob | None]:
         """Return each token's log probability given those before it, None for the first; `tokens` are then the prompt.
 
@@ -248,13 +284,16 @@ class Session:
         reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
         self._stop_running()
         turn = self._turns.open(prompt, limit=limit)
-        self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed
-        self._answers += 1
-        self._begin_noise(self.seed)
+        self._begin_noise(self._next_seed())
         if self._grammar is not None:
             self._grammar.begin()
         self.stats = Stats(seed=self.seed)
         return self._run(self._chunks(turn, reply, limit=limit), self.stats)
+
+    def _next_seed(self) -> int:
+        self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed
+        self._answers += 1
+        return self.seed
 
     def _chunks(self, turn: Turn, reply: Reply, *, limit: int) -> Generator[Chunk | None]:
         """Yield an answer's chunks, and None where other threads may use the models.
@@ -281,21 +320,12 @@ class Session:
     def _decoded(self, reply: Reply, *, limit: int) -> Generator[Chunk | None, None, bool]:
         """Decode after the conversation's tokens; return whether the reply ended by itself, not at a limit."""
         shared, turns, stats = self._shared, self._turns, self.stats
-        tokens, span = turns.transcript.tokens, turns.reading.span
+        tokens = turns.transcript.tokens
         shared.mind_memory()
-        with self._drafts.answering(stats, span.use, turns.reading.prompt) as drafting:
+        with self._drafts.answering(stats, turns.reading.span.use, turns.reading.prompt) as drafting:
             self._note_memory()
-            setting = DecodeSetting(
-                adapter=span.use,
-                adapter_from=span.start,
-                sampler=self._sampler(self.sampling),
-                noise=self._noise,
-                drafting=drafting,
-                switching=self._drafts.switching,
-                rule=self.options.details.rule,
-                ends=self._ends,
-                clock=shared.clock,
-                constraint=self._grammar,
+            setting = replace(
+                self._setting(self._noise, self._grammar), drafting=drafting, switching=self._drafts.switching
             )
             target, state = shared.target, turns.state
             for verdict in decode(target, state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):
@@ -308,13 +338,30 @@ class Session:
                     return True
         return False
 
+    def _setting(self, noise: Noise, constraint: Constraint | None) -> DecodeSetting:
+        """Return the parts of an answer that decodes without drafts."""
+        span = self._turns.reading.span
+        return DecodeSetting(
+            adapter=span.use,
+            adapter_from=span.start,
+            sampler=self._sampler(self.sampling),
+            noise=noise,
+            rule=self.options.details.rule,
+            ends=self._ends,
+            clock=self._shared.clock,
+            constraint=constraint,
+        )
+
     def _sampler(self, sampling: SamplingOptions) -> Sampler:
         size = self._shared.target.card.vocabulary_size
         return Sampler(sampling, vocabulary_size=size, row_draw=self._row_draw)
 
     def _run(self, chunks: Generator[Chunk | None], stats: Stats) -> Answer:
         """Make these chunks the running answer."""
-        self._running = answer = Answer(chunks, stats=stats, turn=self._shared.turn, own=self._own)
+        return self._start(Answer(chunks, stats=stats, turn=self._shared.turn, own=self._own))
+
+    def _start(self, answer: _Answer) -> _Answer:
+        self._running = answer
         if self._closed:  # while the prompt was encoded
             answer.stop()
         return answer

@@ -96,6 +96,17 @@ class Turns:
         finally:
             self.adapters.narrow(self.adapter)  # another one may have been chosen in between
 
+    @contextmanager
+    def unrecorded(self, turn: Turn) -> Iterator[None]:
+        """Begin a turn whose answer is not recorded: the messages are those from before it afterwards."""
+        before = self.transcript.messages
+        try:
+            self.begin(turn, str)
+            yield
+        finally:
+            self.transcript.start_over(before)
+            self.adapters.narrow(self.adapter)  # another one may have been chosen in between
+
     def begin(self, turn: Turn, said: Callable[[], str]) -> int:
         """Take the turn's tokens, and keep of the KV cache what it shares with them; return how many it lacks.
 
@@ -125,12 +136,9 @@ class Turns:
 
     def scores(self, turn: Turn, target: LanguageModel, sampler: Sampler, *, top: int, rows: int) -> Generator[Chunk]:
         """Yield the tokens of a bare prompt after each pass, with their log probabilities. As `TargetReading.score`."""
-        try:
-            self.begin(turn, str)
+        with self.unrecorded(turn):
             for found in self.reading.score(turn.tokens, target, sampler, top=top, rows=rows):
                 yield Chunk("", tuple(each.token for each in found), TARGET_SOURCE, logprobs=found)
-        finally:
-            self.adapters.narrow(self.adapter)
 
     def close(self) -> None:
         """Release everything, even if some of it raises."""

@@ -170,3 +170,14 @@ def test_session_options_take_missing_sampling_from_the_pack(
     add_session_options(parser)
     sampling = session_options(parser.parse_args(["--temp", "0", "--min-p", "0.1"]), toy).sampling
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 40, 0.1)
+
+
+def test_several_answers_are_those_of_their_seeds(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-p", "hello", "-n", "12", "--temp", "0.9", "--ignore-eos"]
+    found = told(*words, "--samples", "3", "--seed", "5")["answers"]
+    alone = [told(*words, "--drafter", "none", "--seed", str(seed)) for seed in (5, 6, 7)]
+    assert [(each["text"], each["seed"]) for each in found] == [(each["text"], each["seed"]) for each in alone]
+    assert main([*words, "--samples", "2", "--seed", "5", "--stats"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "".join(f"--- {n + 1} of 2, seed {5 + n}\n{alone[n]['text']}\n" for n in range(2))
+    assert "12 tokens" in err

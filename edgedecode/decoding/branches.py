@@ -1,0 +1,137 @@
+"""Several answers to one prompt in one KV state, which are the branches of one tree.
+
+The prompt is settled. Each branch is a path of pending rows below it that grows with every pass: a pass has one row for
+each branch, or one row together for branches that have drawn the same tokens until now. A branch draws its tokens with
+noise of its own, so that its text is the one that `decode` writes with the branch's setting alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from edgedecode.arrays import FloatArray
+
+from .drafts import EMPTY_DRAFT
+from .loop import DecodeSetting, begin_answer, prefilled
+from .model import LanguageModel, Output, State
+from .stats import Stats, Stopwatch
+from .verify import Outcome, TargetRows, Verdict, verify
+
+__all__ = ["Branch", "decode_branches"]
+
+HEADROOM = 64
+"""Free rows that a branch needs to begin, or to go on after the state was full. Lower: it is soon full again."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One of several answers. setting: without drafting and switching. tokens: the prompt's and its own so far."""
+
+    number: int
+    setting: DecodeSetting
+    stats: Stats
+    tokens: list[int]
+    done: bool = False
+    """Whether it has ended; who reads its verdicts may end it too."""
+    rows: list[int] = field(default_factory=list, init=False)
+    """The pending rows of its tokens behind the settled ones, as far as the state holds them."""
+
+
+def decode_branches(
+    target: LanguageModel, state: State, branches: Sequence[Branch], *, max_tokens: int, most_rows: int
+) -> Iterator[Sequence[tuple[Branch, Verdict]] | None]:
+    """Generate after the branches' tokens, which are the same; yield each pass's verdicts once tokens are appended.
+
+    After each piece of a long prompt it yields None: another thread may use the models then. most_rows: of logits in a
+    pass; more branches take several passes a round. All settings have the same adapter and clock. If the state has no
+    room for all of them, the last branches wait until the others have ended, so that any number goes with the room of
+    one. Limits, errors and closing as `decode`.
+    """
+    first, prompt = branches[0].setting, list(branches[0].tokens)
+    limit = min(len(prompt) + max_tokens, state.capacity)
+    watch = Stopwatch(first.clock)
+    for branch in branches:
+        begin_answer(state, prompt, setting=branch.setting, stats=branch.stats)
+    for _ in prefilled(target, state, prompt, first):
+        yield None
+    if rest := prompt[state.length : -1]:  # settled, so that no branch needs a path through it
+        target.forward(rest, state, rows="none", adapter=first.adapter)
+        state.keep(range(len(rest)))
+    running: list[Branch] = []
+    while live := [branch for branch in branches if not branch.done]:
+        running = [branch for branch in running if not branch.done]
+        room = state.capacity - state.length - state.pending
+        if not running or sum(len(_unread(branch, state)) for branch in running) > room:
+            running = _restarted(live, state, limit=limit)
+        for start in range(0, len(running), most_rows):
+            group = running[start : start + most_rows]
+            output, places = _pass(target, state, group)
+            watch.lap("verify")
+            found = [
+                (branch, _drawn(branch, [output.logits[place]])) for branch, place in zip(group, places, strict=True)
+            ]
+            watch.lap("sample")
+            for branch, verdict in found:
+                _settle(branch, verdict, watch, limit=limit)
+            yield found
+            watch.start()
+    state.crop(state.length)
+
+
+def _unread(branch: Branch, state: State) -> list[int]:
+    """Return the tokens that the state does not hold; usually one, the last."""
+    return branch.tokens[state.length + len(branch.rows) :]
+
+
+def _restarted(live: Sequence[Branch], state: State, *, limit: int) -> list[Branch]:
+    """Drop all pending rows, also those of ended branches, and return the branches that have room to go on."""
+    state.crop(state.length)
+    room, running = state.capacity - state.length, list[Branch]()
+    for branch in live:
+        branch.rows.clear()
+        room -= min(len(branch.tokens) + HEADROOM, limit) - state.length
+        if room >= 0 or not running:
+            running.append(branch)
+    return running
+
+
+def _pass(target: LanguageModel, state: State, group: Sequence[Branch]) -> tuple[Output, list[int]]:
+    """Append the branches' unread tokens; return the output, and which of its rows each branch draws from."""
+    rows: dict[tuple[int, int], int] = {}
+    """Parent and token → pending row, so that branches that are still alike share their rows."""
+    start = state.pending
+    for branch in group:
+        row = branch.rows[-1] if branch.rows else -1
+        for token in _unread(branch, state):
+            row = rows.setdefault((row, token), start + len(rows))
+            branch.rows.append(row)
+    ends = sorted({branch.rows[-1] for branch in group})
+    output = target.forward(
+        [token for _, token in rows],
+        state,
+        parents=[parent for parent, _ in rows],
+        rows=[row - start for row in ends],
+        adapter=group[0].setting.adapter,
+    )
+    return output, [ends.index(branch.rows[-1]) for branch in group]
+
+
+def _drawn(branch: Branch, logits: Sequence[FloatArray]) -> Verdict:
+    """Return what a branch draws from these rows of logits."""
+    setting = branch.setting
+    setting.noise.position = len(branch.tokens)
+    rows = TargetRows(logits, setting.sampler, setting.constraint)
+    return verify(EMPTY_DRAFT, rows, setting.noise, ends=setting.ends)
+
+
+def _settle(branch: Branch, verdict: Verdict, watch: Stopwatch, *, limit: int) -> None:
+    """Append what a round has drawn, and count it."""
+    branch.tokens += verdict.tokens
+    branch.setting.sampler.extend(verdict.tokens)
+    if branch.setting.constraint is not None:
+        branch.setting.constraint.extend(verdict.tokens)
+    branch.stats.count(verdict)
+    if branch.stats.rounds == 1:
+        branch.stats.prefilled(watch.round.total)
+    else:
+        branch.stats.spend(watch.round)
+    branch.done = verdict.outcome is Outcome.ENDED or len(branch.tokens) >= limit

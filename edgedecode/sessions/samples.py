@@ -1,0 +1,89 @@
+"""Several answers to one prompt, which a session decodes together in its KV cache."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from edgedecode.decoding.branches import Branch, decode_branches
+from edgedecode.decoding.constraint import Constraint
+from edgedecode.decoding.loop import DecodeSetting
+from edgedecode.decoding.stats import FinishReason, Stats
+from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.memory.process_memory import peak_nbytes
+from edgedecode.options import SessionOptions
+from edgedecode.sampling.sampler import Noise
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply
+from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.turns import Turns
+from edgedecode.text.transcript import Turn
+
+_SEEDS = 1 << 64
+
+
+class Sample(NamedTuple):
+    """One of the answers, before it begins."""
+
+    reply: Reply
+    stats: Stats
+    noise: Noise
+    constraint: Constraint | None
+
+
+def new_samples(
+    shared: Resources, options: SessionOptions, seed: int, count: int, *, stop: Sequence[str], top: int | None
+) -> list[Sample]:
+    """Return the answers with this seed and those after it. Raises as `Reply.begin`, and BudgetExceeded."""
+    return [
+        Sample(
+            Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=options),
+            Stats(mode="samples", seed=each % _SEEDS, planned_nbytes=shared.budget.used_nbytes),
+            Noise(each % _SEEDS),
+            shared.constraint(options.grammar),
+        )
+        for each in range(seed, seed + count)
+    ]
+
+
+def sampled(
+    shared: Resources,
+    turns: Turns,
+    turn: Turn,
+    samples: Sequence[Sample],
+    setting: Callable[[Noise, Constraint | None], DecodeSetting],
+    *,
+    limit: int,
+    rows: int,
+) -> Generator[Chunk | None]:
+    """Yield the chunks of all answers, and None where other threads may use the models. rows: of logits in a pass.
+
+    setting: called once the turn has begun. The transcript stays as it was.
+    """
+    with turns.unrecorded(turn):
+        yield from turns.dropped(turn)
+        shared.mind_memory()
+        branches = [
+            Branch(number, setting(sample.noise, sample.constraint), sample.stats, list(turn.tokens))
+            for number, sample in enumerate(samples)
+        ]
+        for found in decode_branches(shared.target, turns.state, branches, max_tokens=limit, most_rows=rows):
+            if found is None:
+                yield None
+                continue
+            yield from [  # all are made before other threads may use the models
+                replace(chunk, number=branch.number)
+                for branch, verdict in found
+                for chunk in _said(samples[branch.number].reply, branch, verdict, context=turns.context)
+            ]
+            shared.mind_memory()
+
+
+def _said(reply: Reply, branch: Branch, verdict: Verdict, *, context: int) -> list[Chunk]:
+    """Return a round's chunks of one answer, the last one if it ends."""
+    said = reply.said(verdict, branch.tokens, branch.stats)
+    stopped = reply.stops.matched is not None or verdict.outcome is Outcome.ENDED
+    branch.done |= stopped
+    if branch.done:
+        branch.stats.peak_nbytes = peak_nbytes()
+        branch.stats.context_full = not stopped and len(branch.tokens) >= context
+        said.append(Chunk(reply.rest(), (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH))
+    return said
