@@ -1,15 +1,13 @@
 /** Asks the server for an answer and adds it to its conversation as it arrives. */
 
-import { ApiError, chat, type Delta, getMemory, getProps } from "./api";
-import { announce, conversation, conversations, current, key, keyWanted, memory, newId, props, put, running, settings, trouble } from "./store";
-import { answerText, messages, newTurn, withTurn } from "./tree";
-import type { Answer, Attachment, Conversation, Span, Turn } from "./types";
+import { ApiError, chat, type Delta, getMemory, getModels, getProps } from "./api";
+import { announce, conversation, conversations, current, key, keyWanted, memory, models, newId, props, put, running, trouble } from "./store";
+import { answerText, messages, newTurn, path, withTurn } from "./tree";
+import type { Answer, Attachment, Conversation, Options, Span, Turn } from "./types";
 import { NUMBER_NAMES } from "./types";
 
 const FRAME = 40; // milliseconds between two renderings of a running answer
 const KEEP = 3000; // and between two writes to the browser's storage
-export const SHOWN_ROUNDS = 64;
-export const SHOWN_SIGNALS = 160;
 
 /** Send a message after `parent` (null: as the first), and answer it. Does nothing while an answer arrives. */
 export async function send(text: string, files: Attachment[], parent: string | null): Promise<void> {
@@ -28,7 +26,8 @@ export async function answer(now: Conversation, asked: Turn): Promise<void> {
   const { id } = now;
   const stop = new AbortController();
   const turn = newTurn(newId(), asked.id, "assistant");
-  turn.answer = { model: modelName(), spans: [], rounds: [], uncertainty: [], stats: null, notices: [], finish: null, error: null };
+  const model = modelName(now.options);
+  turn.answer = { model, thought: "", spans: [], json: now.options.format !== "", stats: null, notices: [], finish: null, error: null };
   running.value = new Map(running.value).set(id, { turn: turn.id, stop });
   put(withTurn(now, turn, Date.now()));
   say(id, "The model is answering.");
@@ -45,8 +44,13 @@ export async function answer(now: Conversation, asked: Turn): Promise<void> {
     const others = new Map(running.value);
     others.delete(id);
     running.value = others;
-    void lookAtMemory();
   }
+}
+
+/** Answer the last message of the shown conversation again. */
+export function answerAgain(): void {
+  const asked = path(conversation.value).findLast((turn) => turn.role === "user");
+  if (asked !== undefined) void answer(conversation.value, asked);
 }
 
 export function stop(): void {
@@ -55,32 +59,16 @@ export function stop(): void {
 
 export async function connect(): Promise<void> {
   try {
-    props.value = await getProps(key.value);
+    [props.value, models.value] = await Promise.all([getProps(key.value), getModels(key.value)]);
     trouble.value = keyWanted.value = "";
-    await lookAtMemory();
   } catch (error) {
     trouble.value = failed(error);
   }
 }
 
-let looking = false;
-
-/** Ask for the memory that the server holds; after an interruption, also for what it offers. */
+/** Ask for the memory that the server holds. */
 export async function lookAtMemory(): Promise<void> {
-  if (looking || keyWanted.value) return;
-  looking = true;
-  try {
-    memory.value = await getMemory(key.value);
-    if (trouble.value || props.value === null) {
-      props.value = await getProps(key.value);
-      trouble.value = "";
-    }
-  } catch (error) {
-    memory.value = null;
-    trouble.value = failed(error);
-  } finally {
-    looking = false;
-  }
+  memory.value = await getMemory(key.value).catch(() => null);
 }
 
 /** A running answer: collects events, and shows them a few times a second. */
@@ -113,31 +101,32 @@ class Arriving {
 async function received(now: Conversation, asked: Turn, arriving: Arriving, signal: AbortSignal): Promise<void> {
   if (props.value === null) {
     await connect();
-    arriving.show({ model: modelName() }, false);
+    arriving.show({ model: modelName(now.options) }, false);
   }
-  const model = modelName();
+  const model = modelName(now.options);
   try {
     for await (const delta of chat(request(now, asked, model), key.value, signal)) arriving.add(delta);
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 404)) throw error;
     await connect(); // the server was started again with another pack
-    if (modelName() === model) throw error;
-    arriving.show({ model: modelName() }, false);
-    for await (const delta of chat(request(now, asked, modelName()), key.value, signal)) arriving.add(delta);
+    const other = modelName(now.options);
+    if (other === model) throw error;
+    arriving.show({ model: other }, false);
+    for await (const delta of chat(request(now, asked, other), key.value, signal)) arriving.add(delta);
   }
 }
 
-/** The server's name of the chosen adapter and mode; a choice that this server does not have is left out. */
-function modelName(): string {
-  const { adapter, mode } = settings.value;
-  const known = props.value;
-  if (known === null) return "";
+/** The server's name of the chosen model, adapter and mode; a choice that this server does not have is left out. */
+function modelName({ model, adapter, mode }: Options): string {
+  const known = models.value.find((each) => each.name === model) ?? models.value[0];
+  if (known === undefined) return "";
   const suffix = known.modes.includes(mode) ? `@${mode}` : "";
   return known.name + (known.adapters.includes(adapter) ? `:${adapter}` : "") + suffix;
 }
 
 function request(now: Conversation, asked: Turn, model: string): object {
-  const given = NUMBER_NAMES.map((name) => [name, settings.value[name]]).filter(([, value]) => value !== null);
+  const { options } = now;
+  const given = NUMBER_NAMES.map((name) => [name, options[name]]).filter(([, value]) => value !== null);
   return {
     model,
     messages: messages(now, asked),
@@ -145,27 +134,32 @@ function request(now: Conversation, asked: Turn, model: string): object {
     return_rounds: true,
     truncation: "auto",
     ...Object.fromEntries(given),
+    ...(options.think && { reasoning_effort: options.think }),
+    ...(options.format && { response_format: format(options) }),
   };
+}
+
+function format({ format, schema }: Options): object {
+  if (format === "json") return { type: "json_object" };
+  try {
+    return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } };
+  } catch {
+    throw new ApiError("The schema of this chat is not JSON: mend it in the chat's settings.", 400);
+  }
 }
 
 function added(answer: Answer, deltas: Delta[]): Answer {
   const spans = [...answer.spans];
-  const rounds = [...answer.rounds];
-  const uncertainty = [...answer.uncertainty];
   const notices = [...answer.notices];
-  let { stats, finish } = answer;
-  for (const { text, finish: reason, report } of deltas) {
+  let { thought, stats, finish } = answer;
+  for (const { text, thought: more, finish: reason, report } of deltas) {
     if (text || report?.tokens) addSpan(spans, report?.source ?? "target", text, report?.tokens ?? 0);
-    if (report?.round) {
-      const { drafter, proposed, accepted, reason } = report.round;
-      rounds.push([drafter, proposed, accepted, reason]);
-    }
-    if (report?.uncertainty) uncertainty.push(...report.uncertainty);
+    thought += more;
     if (report?.notice) notices.push(report.notice);
     stats = report?.stats ?? stats;
     finish = reason ?? finish;
   }
-  return { ...answer, spans, rounds: rounds.slice(-SHOWN_ROUNDS), uncertainty: uncertainty.slice(-SHOWN_SIGNALS), notices, stats, finish };
+  return { ...answer, thought, spans, notices, stats, finish };
 }
 
 function addSpan(spans: Span[], source: string, text: string, tokens: number): void {

@@ -1,6 +1,6 @@
 /** Calls to the server that served this page. */
 
-import type { Memory, Props, Report } from "./types";
+import type { Memory, Model, Props, Report } from "./types";
 
 /** A refusal of the server, or no answer at all (status 0). */
 export class ApiError extends Error {
@@ -15,12 +15,13 @@ export class ApiError extends Error {
 /** A streamed event, as far as the page uses it. */
 export interface Delta {
   text: string;
+  thought: string;
   finish: string | null;
   report: Report | null;
 }
 
 interface Chunk {
-  choices?: { delta?: { content?: string | null }; finish_reason?: string | null }[];
+  choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: string | null }[];
   edgedecode?: Report;
   error?: { message: string };
 }
@@ -31,6 +32,18 @@ const KEY = /^[\x21-\x7e]*$/;
 
 export async function getProps(key: string): Promise<Props> {
   return (await asked("props", key)).json() as Promise<Props>;
+}
+
+/** The models that the server offers: names that only add an adapter or a mode to another one belong to it. */
+export async function getModels(key: string): Promise<Model[]> {
+  const { data } = (await (await asked("v1/models", key)).json()) as { data: { id: string; context_length?: number }[] };
+  const models: Model[] = [];
+  for (const { id, context_length: context } of data) {
+    const base = models.find((each) => id.startsWith(`${each.name}:`) || id.startsWith(`${each.name}@`));
+    if (base === undefined) models.push({ name: id, context: context ?? 0, adapters: [], modes: [] });
+    else (id[base.name.length] === "@" ? base.modes : base.adapters).push(id.slice(base.name.length + 1));
+  }
+  return models;
 }
 
 export async function getMemory(key: string): Promise<Memory> {
@@ -48,7 +61,8 @@ export async function* chat(body: object, key: string, signal: AbortSignal): Asy
     if (chunk.error !== undefined) throw new ApiError(chunk.error.message, 500);
     const choice = chunk.choices?.[0];
     if (choice === undefined) continue;
-    yield { text: choice.delta?.content ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null };
+    const { content, reasoning_content: thought } = choice.delta ?? {};
+    yield { text: content ?? "", thought: thought ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null };
   }
   throw new ApiError(CUT, 0);
 }

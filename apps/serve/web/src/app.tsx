@@ -1,20 +1,23 @@
-/** The page: conversations on the left, the chat in the middle, how it was made on the right. */
+/** The page: the chat, and the list of conversations beside it. */
 
 import { signal, useSignalEffect } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import { connect, lookAtMemory, send, stop } from "./answering";
+import { answerAgain, connect, send, stop } from "./answering";
 import { Composer, focusComposer } from "./composer";
-import { IconButton } from "./icons";
-import { composing, shortcut } from "./keys";
+import { toggleDetails } from "./details";
+import { KeyDialog, Shortcuts } from "./dialog";
+import { Icon, IconButton } from "./icons";
+import { composing, MODIFIER, shortcut } from "./keys";
 import { Messages } from "./messages";
-import { Panel } from "./panel";
-import { KeyDialog, Settings, Shortcuts } from "./settings";
+import { Picker, PICKER } from "./picker";
+import { ChatSettings, Settings } from "./settings";
 import { Sidebar } from "./sidebar";
-import { announced, answering, conversation, current, full, keepAll, keyWanted, props, set, settings, trouble } from "./store";
+import { announced, answering, conversation, current, full, keepAll, keyWanted, model, set, settings, trouble } from "./store";
 import { path } from "./tree";
+import { grouped } from "./words";
 
-const MEMORY_PERIOD = 2000; // milliseconds
+const RETRY_PERIOD = 2000; // milliseconds
 
 /** A media query as a signal. */
 function matches(query: string): { readonly value: boolean } {
@@ -22,54 +25,52 @@ function matches(query: string): { readonly value: boolean } {
   const found = signal(list.matches);
   list.addEventListener("change", () => {
     found.value = list.matches;
-    drawer.value = null;
+    drawer.value = false;
   });
   return found;
 }
 
-/** The drawer that is open over the page, where there is no room for it beside the chat. */
-const drawer = signal<"sidebar" | "panel" | null>(null);
+/** Whether the list is open over the page, where there is no room for it beside the chat. */
+const drawer = signal(false);
+const narrow = matches("(max-width: 860px)");
 /** What had the focus before the drawer, which the page behind it then loses. */
 let opener: Element | null = null;
-const sidebarIsDrawer = matches("(max-width: 1100px)");
-const panelIsDrawer = matches("(max-width: 760px)");
+const chatSettingsOpen = signal(false);
 const settingsOpen = signal(false);
 const helpOpen = signal(false);
 
 function newChat(): void {
   current.value = "";
-  drawer.value = null;
+  drawer.value = false;
   focusComposer();
 }
 
-function toggleDrawer(name: "sidebar" | "panel"): void {
-  if (drawer.value === null) opener = document.activeElement;
-  drawer.value = drawer.value === name ? null : name;
+function toggleSidebar(): void {
+  if (!narrow.value) return set({ sidebar: !settings.value.sidebar });
+  if (!drawer.value) opener = document.activeElement;
+  drawer.value = !drawer.value;
 }
 
-function showConversations(): void {
-  if (sidebarIsDrawer.value) toggleDrawer("sidebar");
-  else document.querySelector<HTMLElement>("#sidebar button")?.focus();
-}
-
-function togglePanel(): void {
-  if (panelIsDrawer.value) toggleDrawer("panel");
-  else set({ panel: !settings.value.panel });
+function search(): void {
+  if (narrow.value ? !drawer.value : !settings.value.sidebar) toggleSidebar();
+  setTimeout(() => document.getElementById("search")?.focus());
 }
 
 const SHORTCUTS: Record<string, () => void> = {
   n: newChat,
-  p: togglePanel,
-  l: showConversations,
-  s: () => (settingsOpen.value = !settingsOpen.value),
-  c: () => set({ colours: !settings.value.colours }),
+  l: search,
+  m: () => document.getElementById(PICKER)?.togglePopover(),
+  s: () => (chatSettingsOpen.value = !chatSettingsOpen.value),
+  r: answerAgain,
+  i: () => toggleDetails(path(conversation.value).findLast((turn) => turn.answer !== null)?.id ?? ""),
+  c: () => set({ sources: !settings.value.sources }),
   "/": () => (helpOpen.value = !helpOpen.value),
 };
 
 function pressed(event: KeyboardEvent): void {
   if (event.key === "Escape" && !composing(event)) {
-    if (drawer.value !== null) drawer.value = null;
-    else stop();
+    if (drawer.value) drawer.value = false;
+    else if (document.querySelector(":popover-open") === null) stop();
   }
   const action = SHORTCUTS[shortcut(event) ?? ""];
   if (action !== undefined) {
@@ -79,12 +80,12 @@ function pressed(event: KeyboardEvent): void {
 }
 
 export function App(): JSX.Element {
-  const panel = panelIsDrawer.value ? drawer.value === "panel" : settings.value.panel;
+  const beside = !narrow.value && settings.value.sidebar;
   useEffect(() => {
     addEventListener("keydown", pressed);
     const timer = setInterval(() => {
-      if (document.visibilityState === "visible") void lookAtMemory();
-    }, MEMORY_PERIOD);
+      if (trouble.value && !keyWanted.value && document.visibilityState === "visible") void connect();
+    }, RETRY_PERIOD);
     return () => {
       removeEventListener("keydown", pressed);
       clearInterval(timer);
@@ -96,25 +97,41 @@ export function App(): JSX.Element {
   useDrawerFocus();
   const last = path(conversation.value).at(-1);
   return (
-    <div class={`layout ${panel ? "with-panel" : ""}`}>
+    <div class={`layout ${beside ? "beside" : ""}`}>
       <a class="skip" href="#message" onClick={(event) => (event.preventDefault(), focusComposer())}>
         Skip to the message field
       </a>
-      <Sidebar open={drawer.value === "sidebar"} onClose={() => (drawer.value = null)} onNew={newChat} />
-      <main inert={drawer.value !== null}>
+      {(beside || narrow.value) && (
+        <Sidebar
+          open={drawer.value}
+          onClose={() => (drawer.value = false)}
+          onNew={newChat}
+          onSettings={() => {
+            drawer.value = false;
+            settingsOpen.value = true;
+          }}
+        />
+      )}
+      <main inert={drawer.value}>
         <header>
-          <IconButton icon="menu" label="Conversations" class="menu" expanded={drawer.value === "sidebar"} controls="sidebar" onClick={showConversations} />
-          <h1>{conversation.value.title || "New chat"}</h1>
-          <ModelChoice />
-          <IconButton icon="gear" label="Settings" onClick={() => (settingsOpen.value = true)} />
-          <IconButton icon="chart" label="How the answer was made" expanded={panel} controls="panel" onClick={togglePanel} />
+          <h1 class="hidden-text">{conversation.value.title || "New chat"}</h1>
+          <IconButton icon="menu" label="Chats" expanded={beside || drawer.value} controls="sidebar" onClick={toggleSidebar} />
+          <Picker />
+          <button type="button" class="quiet" onClick={() => (chatSettingsOpen.value = true)} aria-label="Chat settings" title={`Chat settings (${MODIFIER}+S)`}>
+            <Icon name="gear" /> <span>Chat settings</span>
+          </button>
+          {!beside && (
+            <button type="button" class="quiet" onClick={newChat} aria-label="New chat" title="New chat">
+              <Icon name="plus" /> <span>New chat</span>
+            </button>
+          )}
         </header>
         {trouble.value && !keyWanted.value && (
           <Notice text={trouble.value} action="Try again" onAction={() => void connect()} onDismiss={() => (trouble.value = "")} />
         )}
         {full.value && (
           <Notice
-            text="The browser's storage is full: this is lost when the page closes. Delete conversations to make room."
+            text="The browser's storage is full: this is lost when the page closes. Delete chats to make room."
             action="Keep again"
             onAction={keepAll}
             onDismiss={() => (full.value = false)}
@@ -127,8 +144,8 @@ export function App(): JSX.Element {
           onSend={(text, files) => void send(text, files, path(conversation.value).at(-1)?.id ?? null)}
         />
       </main>
-      {panel && <Panel onClose={togglePanel} />}
-      {drawer.value !== null && <div class="shade" onClick={() => (drawer.value = null)} />}
+      {drawer.value && <div class="shade" onClick={() => (drawer.value = false)} />}
+      <ChatSettings open={chatSettingsOpen} />
       <Settings open={settingsOpen} onHelp={() => (helpOpen.value = true)} />
       <Shortcuts open={helpOpen} />
       {keyWanted.value && <KeyDialog />}
@@ -139,11 +156,11 @@ export function App(): JSX.Element {
   );
 }
 
-/** Move the focus into a drawer when it opens, and back when it closes. */
+/** Move the focus into the drawer when it opens, and back when it closes. */
 function useDrawerFocus(): void {
   const open = drawer.value;
   useEffect(() => {
-    if (open !== null) document.querySelector<HTMLElement>(`#${open} .close`)?.focus();
+    if (open) document.querySelector<HTMLElement>("#sidebar .close")?.focus();
     else if (document.activeElement === document.body && opener instanceof HTMLElement) opener.focus();
   }, [open]);
 }
@@ -167,48 +184,7 @@ function Notice({ text, action, onAction, onDismiss }: NoticeProps): JSX.Element
   );
 }
 
-const MODES: Record<string, string> = { "": "Drafting", plain: "Plain", switch: "Switching" };
-
-/** Mode and adapter of the next answer. */
-function ModelChoice(): JSX.Element | null {
-  const known = props.value;
-  if (known === null) return null;
-  const { mode, adapter } = settings.value;
-  const modes = known.modes.filter((each) => each !== known.mode);
-  return (
-    <div class="choices">
-      <select
-        aria-label="Mode"
-        title="How answers are decoded: with verified drafts, without drafts, or partly by the draft model alone"
-        value={modes.includes(mode) ? mode : ""}
-        onChange={(event) => set({ mode: event.currentTarget.value })}
-      >
-        {["", ...modes].map((each) => (
-          <option key={each} value={each}>
-            {MODES[each || known.mode] ?? each}
-          </option>
-        ))}
-      </select>
-      {known.adapters.length > 0 && (
-        <select
-          aria-label="Adapter"
-          title="LoRA adapter of the target"
-          value={known.adapters.includes(adapter) ? adapter : ""}
-          onChange={(event) => set({ adapter: event.currentTarget.value })}
-        >
-          <option value="">{known.adapter ?? "No adapter"}</option>
-          {known.adapters
-            .filter((each) => each !== known.adapter)
-            .map((each) => (
-              <option key={each} value={each}>
-                {each}
-              </option>
-            ))}
-        </select>
-      )}
-    </div>
-  );
-}
+const LOCAL = /^(localhost|127\..*|\[::1\])$/.test(location.hostname);
 
 const EXAMPLES = [
   "Tell me a story about a fox and a lighthouse.",
@@ -217,16 +193,11 @@ const EXAMPLES = [
 ];
 
 function Welcome(): JSX.Element {
-  const known = props.value;
+  const known = model.value;
   return (
     <section class="welcome">
       <h2>{known !== null ? `Chat with ${known.name}` : trouble.value ? "Not connected" : "Connecting…"}</h2>
-      {known !== null && (
-        <p>
-          It runs on this machine, with {known.engine} ({known.provider}), and remembers up to {known.context} tokens.
-          Conversations stay in this browser.
-        </p>
-      )}
+      {known !== null && <p class="faint">runs on {LOCAL ? "this computer" : location.hostname} · {grouped(known.context)} tokens of context</p>}
       <ul aria-label="Examples">
         {EXAMPLES.map((text) => (
           <li key={text}>

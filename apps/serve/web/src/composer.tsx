@@ -4,10 +4,11 @@ import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon, IconButton } from "./icons";
-import { sends } from "./keys";
-import { current } from "./store";
+import { MODIFIER, sends } from "./keys";
+import { conversation, current, model } from "./store";
+import { path } from "./tree";
 import type { Attachment } from "./types";
-import { counted } from "./words";
+import { counted, grouped } from "./words";
 
 const LARGEST_FILE = 1_000_000; // bytes
 
@@ -109,6 +110,7 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
           placeholder="Message"
           onInput={(event) => change({ text: event.currentTarget.value })}
           onKeyDown={(event) => {
+            if (event.key === "ArrowUp" && !text) [...document.querySelectorAll<HTMLElement>("article.user [aria-label=Edit]")].at(-1)?.click();
             if (!sends(event)) return;
             event.preventDefault();
             submit();
@@ -135,7 +137,28 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
           </button>
         )}
       </div>
+      <Context />
     </form>
+  );
+}
+
+const NEARLY_FULL = 0.9;
+
+/** How much of the model's context the shown conversation takes, as of its last answer. */
+function Context(): JSX.Element | null {
+  const context = model.value?.context ?? 0;
+  const stats = path(conversation.value).findLast((turn) => turn.answer?.stats)?.answer?.stats;
+  if (!context || !stats) return <p class="context keys">Enter sends · Shift+Enter begins a line · {MODIFIER}+/ lists the keys</p>;
+  const used = Math.min(context, stats.prompt_tokens + stats.verified_tokens + stats.unverified_tokens);
+  const nearly = used > NEARLY_FULL * context;
+  return (
+    <p class={`context ${nearly ? "full" : ""}`}>
+      <meter min={0} max={context} value={used} aria-label="Context in use" />
+      <span data-figure="context">
+        {grouped(used)} of {counted(context, "token")}
+      </span>
+      {nearly && " · the oldest messages will be left out"}
+    </p>
   );
 }
 

@@ -8,7 +8,9 @@ const PATHS = {
   send: "M12 20V5M5 12l7-7 7 7",
   stop: "M7 7h10v10H7z",
   gear: "M4 7h10M18 7h2M4 17h2M10 17h10M16 4.5v5M8 14.5v5",
-  chart: "M4 20V10M10 20V4M16 20v-7M21 20H3",
+  more: "M6 9l6 6 6-6",
+  up: "M6 15l6-6 6 6",
+  find: "M11 4a7 7 0 1 0 0 14a7 7 0 0 0 0-14M16 16l4.5 4.5",
   clip: "M20 11l-8.5 8.5a5 5 0 0 1-7-7L13 4a3.5 3.5 0 0 1 5 5l-8.5 8.5a2 2 0 0 1-3-3L14 7",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
@@ -40,16 +42,18 @@ interface ButtonProps {
   expanded?: boolean;
   controls?: string;
   class?: string;
+  /** What is pressed for the same. */
+  keys?: string;
 }
 
 /** A button with an icon, a label for screen readers, and the same text as its tooltip. */
-export function IconButton({ icon, label, onClick, disabled, expanded, controls, class: name }: ButtonProps): JSX.Element {
+export function IconButton({ icon, label, onClick, disabled, expanded, controls, class: name, keys }: ButtonProps): JSX.Element {
   return (
     <button
       type="button"
       class={`icon-button ${name ?? ""}`}
       aria-label={label}
-      title={label}
+      title={keys ? `${label} (${keys})` : label}
       onClick={disabled ? undefined : onClick}
       aria-disabled={disabled}
       aria-expanded={expanded}

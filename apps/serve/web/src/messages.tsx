@@ -4,8 +4,9 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { answer, send } from "./answering";
 import { fitHeight, focusComposer } from "./composer";
+import { Details, Figures, opened } from "./details";
 import { IconButton } from "./icons";
-import { sends } from "./keys";
+import { MODIFIER, sends } from "./keys";
 import { type Block, blocks, html } from "./markdown";
 import { KINDS, kindOf } from "./sources";
 import { announce, answering, conversation, current, put, running, settings } from "./store";
@@ -82,7 +83,8 @@ function Message({ turn, last }: { turn: Turn; last: boolean }): JSX.Element {
         </details>
       ))}
       {editing ? <Editor turn={turn} onCancel={cancel} onSent={() => setEditing(false)} /> : body}
-      {!editing && <Actions turn={turn} last={last} arrives={arrives} onEdit={() => setEditing(true)} />}
+      {!editing && !arrives && <Actions turn={turn} last={last} onEdit={() => setEditing(true)} />}
+      {opened.value === turn.id && !arrives && turn.answer?.stats && <Details turn={turn} answer={turn.answer} stats={turn.answer.stats} />}
     </article>
   );
 }
@@ -90,6 +92,7 @@ function Message({ turn, last }: { turn: Turn; last: boolean }): JSX.Element {
 function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.Element {
   const made = turn.answer;
   if (made === null) return <Markdown text={turn.text} grows={false} />;
+  const text = answerText(turn);
   return (
     <>
       {made.notices.map((notice, index) => (
@@ -97,7 +100,13 @@ function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.El
           {notice}
         </p>
       ))}
-      {settings.value.colours ? <Coloured answer={made} /> : <Markdown text={answerText(turn)} grows={arrives} />}
+      {made.thought.trim() && (
+        <details class="attachment thought">
+          <summary>{arrives && !text ? "Thinking…" : "Thought"}</summary>
+          <div class="text">{made.thought.trim()}</div>
+        </details>
+      )}
+      {settings.value.sources ? <Coloured answer={made} /> : <Markdown text={made.json && text ? `\`\`\`json\n${text}\n\`\`\`` : text} grows={arrives} />}
       {arrives && <span class="cursor" aria-hidden="true" />}
       {made.error !== null && <p class="trouble">{made.error}</p>}
     </>
@@ -135,32 +144,13 @@ function Coloured({ answer: made }: { answer: Answer }): JSX.Element {
   );
 }
 
-const WHY: Record<string, string> = {
-  length: "cut off at the limit of tokens",
-  stopped: "stopped",
-  error: "ended with an error",
-};
-
-/** What is known of an answer, in a line. */
-function summary(made: Answer): string {
-  const tokens = made.spans.reduce((sum, [, , count]) => sum + count, 0);
-  const parts = [
-    tokens > 0 ? counted(tokens, "token") : "",
-    made.stats !== null && made.finish !== "stopped" ? `${made.stats.tokens_per_second.toFixed(0)} tokens/s` : "",
-    made.model,
-    made.finish === null ? "interrupted" : (WHY[made.finish] ?? ""),
-  ];
-  return parts.filter(Boolean).join(" · ");
-}
-
 interface ActionsProps {
   turn: Turn;
   last: boolean;
-  arrives: boolean;
   onEdit: () => void;
 }
 
-function Actions({ turn, last, arrives, onEdit }: ActionsProps): JSX.Element {
+function Actions({ turn, last, onEdit }: ActionsProps): JSX.Element {
   const now = conversation.value;
   const all = versions(now, turn);
   const place = all.findIndex((each) => each.id === turn.id);
@@ -171,6 +161,7 @@ function Actions({ turn, last, arrives, onEdit }: ActionsProps): JSX.Element {
   };
   return (
     <div class="actions">
+      {turn.answer !== null && <Figures turn={turn} answer={turn.answer} />}
       {all.length > 1 && (
         <span class="versions">
           <IconButton icon="left" label="Earlier version" disabled={place === 0 || busy} onClick={() => put(choose(now, turn, -1))} />
@@ -180,11 +171,12 @@ function Actions({ turn, last, arrives, onEdit }: ActionsProps): JSX.Element {
           <IconButton icon="right" label="Later version" disabled={place === all.length - 1 || busy} onClick={() => put(choose(now, turn, 1))} />
         </span>
       )}
-      <IconButton icon="copy" label="Copy" onClick={() => void copy(turn.role === "user" ? turn.text : answerText(turn))} />
-      {turn.role === "user" && <IconButton icon="edit" label="Edit" disabled={busy} onClick={onEdit} />}
-      {turn.role === "assistant" && <IconButton icon="again" label="Regenerate" disabled={busy} onClick={again} />}
-      {turn.role === "user" && last && <IconButton icon="again" label="Answer" disabled={busy} onClick={again} />}
-      {turn.answer !== null && !arrives && <small>{summary(turn.answer)}</small>}
+      <span class="tools">
+        <IconButton icon="copy" label="Copy" onClick={() => void copy(turn.role === "user" ? turn.text : answerText(turn))} />
+        {turn.role === "user" && <IconButton icon="edit" label="Edit" disabled={busy} onClick={onEdit} />}
+        {turn.role === "assistant" && <IconButton icon="again" label="Regenerate" keys={`${MODIFIER}+R`} disabled={busy} onClick={again} />}
+        {turn.role === "user" && last && <IconButton icon="again" label="Answer" disabled={busy} onClick={again} />}
+      </span>
     </div>
   );
 }
@@ -251,7 +243,7 @@ async function copyCode(event: MouseEvent): Promise<void> {
 }
 
 /** Copy a text, and say so. Return whether it worked. */
-async function copy(text: string): Promise<boolean> {
+export async function copy(text: string): Promise<boolean> {
   const copied = (await copiedByClipboard(text)) || copiedBySelection(text);
   announce(copied ? "Copied." : "This browser does not let the page copy.");
   return copied;

@@ -1,43 +1,15 @@
-/** Dialogs: settings, keyboard shortcuts, the server's key. */
+/** Two dialogs: the settings of a chat, and those of the page. */
 
 import type { Signal } from "@preact/signals";
-import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
-import { connect } from "./answering";
-import { focusComposer } from "./composer";
-import { IconButton } from "./icons";
-import { MODIFIER } from "./keys";
-import { conversation, key, keyWanted, props, set, setKey, setSystem, settings } from "./store";
-import type { NumberName, Theme } from "./types";
-import { NUMBER_NAMES } from "./types";
-
-interface DialogProps {
-  title: string;
-  open: boolean;
-  onClose: () => void;
-  children: ComponentChildren;
-}
-
-function Dialog({ title, open, onClose, children }: DialogProps): JSX.Element {
-  const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
-    if (open && !dialog.current?.open) dialog.current?.showModal();
-    if (!open) dialog.current?.close();
-  }, [open]);
-  return (
-    <dialog ref={dialog} aria-label={title} onClose={onClose} onKeyDown={(event) => event.key === "Escape" && event.stopPropagation()}>
-      {open && (
-        <>
-          <div class="side-head">
-            <h2>{title}</h2>
-            <IconButton icon="close" label="Close" onClick={onClose} />
-          </div>
-          {children}
-        </>
-      )}
-    </dialog>
-  );
-}
+import type { JSX } from "preact";
+import { useRef, useState } from "preact/hooks";
+import { Dialog } from "./dialog";
+import { asMarkdown, exported, imported, saveFile } from "./files";
+import { copy } from "./messages";
+import { change, conversation, conversations, current, listed, model, props, set, settings } from "./store";
+import { DEFAULTS } from "./stored";
+import type { NumberName, Options, Theme } from "./types";
+import { counted } from "./words";
 
 interface NumberRange {
   name: NumberName;
@@ -49,137 +21,219 @@ interface NumberRange {
 }
 
 const NUMBERS: NumberRange[] = [
-  { name: "temperature", label: "Temperature", help: "0: the likeliest token", min: 0, max: 2, step: 0.1 },
-  { name: "top_p", label: "Top-p", help: "keep this share of the probability", min: 0.01, max: 1, step: 0.01 },
-  { name: "top_k", label: "Top-k", help: "keep this number of tokens; 0: all", min: 0, max: 1048576, step: 1 },
-  { name: "min_p", label: "Min-p", help: "least share of the likeliest", min: 0, max: 1, step: 0.01 },
-  { name: "max_tokens", label: "Most tokens", help: "of an answer", min: 1, max: 16777216, step: 1 },
-  { name: "seed", label: "Seed", help: "repeats a sampled answer", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
+  { name: "temperature", label: "Temperature", help: "0: the most likely token", min: 0, max: 2, step: 0.1 },
+  { name: "top_p", label: "Top-p", help: "share of the probability", min: 0.01, max: 1, step: 0.01 },
+  { name: "top_k", label: "Top-k", help: "number of tokens; 0: all", min: 0, max: 1048576, step: 1 },
+  { name: "min_p", label: "Min-p", help: "least share of the best", min: 0, max: 1, step: 0.01 },
+  { name: "max_tokens", label: "Max tokens", help: "in one answer", min: 1, max: 16777216, step: 1 },
+  { name: "seed", label: "Seed", help: "repeats an answer", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
 ];
+const MODES: Record<string, string> = {
+  "": "Auto: drafts where they pay",
+  plain: "Plain: no drafts",
+  switch: "Switch: partly by the draft model alone",
+};
 
-export function Settings({ open, onHelp }: { open: Signal<boolean>; onHelp: () => void }): JSX.Element {
-  const { theme, colours } = settings.value;
+export function ChatSettings({ open }: { open: Signal<boolean> }): JSX.Element {
+  const { system, options } = conversation.value;
+  const stored = conversations.value.has(current.value);
+  const byServer = model.value?.name === props.value?.name ? (props.value?.mode ?? "") : "";
+  const modes = model.value?.modes.filter((each) => each !== byServer) ?? [];
   return (
-    <Dialog title="Settings" open={open.value} onClose={() => (open.value = false)}>
+    <Dialog title={stored ? "Settings of this chat" : "Settings of new chats"} open={open.value} onClose={() => (open.value = false)}>
       <label class="wide">
-        System prompt of this chat and of new ones
-        <textarea rows={3} value={conversation.value.system} onChange={(event) => setSystem(event.currentTarget.value)} />
+        System prompt
+        <textarea rows={3} value={system} onInput={(event) => change({ system: event.currentTarget.value })} />
       </label>
-      <fieldset>
+      <fieldset class="numbers">
         <legend>Sampling</legend>
         {NUMBERS.map((each) => (
           <NumberField key={each.name} {...each} />
         ))}
-        <button type="button" onClick={() => set(Object.fromEntries(NUMBER_NAMES.map((name) => [name, null])))}>
-          Use the pack's defaults
-        </button>
       </fieldset>
+      <fieldset>
+        <legend>Answer</legend>
+        <Choice name="format" label="Form" values={{ "": "Text", json: "JSON", schema: "JSON by a schema" }} />
+        {options.format === "schema" && <Schema />}
+        <Choice name="think" label="Thinking" values={{ "": "As the model has it", on: "On", off: "Off" }} />
+        <Choice
+          name="mode"
+          label="Decoding"
+          values={{ "": MODES[byServer] ?? byServer, ...Object.fromEntries(modes.map((each) => [each, MODES[each] ?? each])) }}
+        />
+        {(model.value?.adapters.length ?? 0) > 0 && (
+          <Choice
+            name="adapter"
+            label="Adapter"
+            values={{ "": "None", ...Object.fromEntries((model.value?.adapters ?? []).map((each) => [each, each])) }}
+          />
+        )}
+      </fieldset>
+      <p class="buttons">
+        <button type="button" onClick={() => change({ system: "", options: { ...DEFAULTS, model: options.model } })}>
+          Reset
+        </button>
+        {stored && (
+          <>
+            <button type="button" onClick={() => saveFile(exported([conversation.value]), "chat")}>
+              Export this chat
+            </button>
+            <button type="button" onClick={() => void copy(asMarkdown(conversation.value))}>
+              Copy as Markdown
+            </button>
+          </>
+        )}
+      </p>
+      <p class="faint">Changes are kept as you type. The next answer follows them.</p>
+    </Dialog>
+  );
+}
+
+type ChoiceName = "format" | "think" | "mode" | "adapter";
+
+function Choice({ name, label, values }: { name: ChoiceName; label: string; values: Record<string, string> }): JSX.Element {
+  const value = conversation.value.options[name];
+  return (
+    <label>
+      {label}
+      <select
+        aria-label={label}
+        value={value in values ? value : ""}
+        onChange={(event) => change({ options: { [name]: event.currentTarget.value } as Partial<Options> })}
+      >
+        {Object.entries(values).map(([each, text]) => (
+          <option key={each} value={each}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function Schema(): JSX.Element {
+  const { schema } = conversation.value.options;
+  const wrong = schemaError(schema);
+  return (
+    <label class="wide">
+      JSON schema
+      <textarea
+        rows={6}
+        class="source-code"
+        spellcheck={false}
+        placeholder={'{"type": "object", "properties": {"city": {"type": "string"}}}'}
+        aria-invalid={wrong !== ""}
+        aria-describedby="schema-error"
+        value={schema}
+        onInput={(event) => change({ options: { schema: event.currentTarget.value } })}
+      />
+      <small id="schema-error" class={wrong && "wrong"}>
+        {wrong || "Answers follow it."}
+      </small>
+    </label>
+  );
+}
+
+function schemaError(schema: string): string {
+  try {
+    const value: unknown = JSON.parse(schema);
+    return typeof value === "object" && value !== null ? "" : "A schema is a JSON object.";
+  } catch (error) {
+    return schema.trim() ? `Not JSON: ${error instanceof Error ? error.message : error}` : "Write a JSON schema.";
+  }
+}
+
+function NumberField({ name, label, help, min, max, step }: NumberRange): JSX.Element {
+  const [typed, setTyped] = useState<string | null>(null); // null: what is set
+  const [wrong, setWrong] = useState(false);
+  const own = model.value?.name === props.value?.name; // the server tells the defaults of one model
+  const byPack = name === "max_tokens" ? props.value?.max_tokens : props.value?.sampling[name];
+  return (
+    <label>
+      {label}
+      <input
+        type="number"
+        aria-label={label}
+        min={min}
+        max={max}
+        step={step < 1 ? "any" : step}
+        placeholder={!own || byPack === undefined || byPack === null ? "" : String(byPack)}
+        value={typed ?? conversation.value.options[name] ?? ""}
+        aria-invalid={wrong}
+        onBlur={() => {
+          setTyped(null);
+          setWrong(false);
+        }}
+        onInput={(event) => {
+          const { value, valueAsNumber, validity } = event.currentTarget;
+          setTyped(value);
+          setWrong(!validity.valid);
+          if (validity.valid) change({ options: { [name]: value === "" ? null : valueAsNumber } });
+        }}
+      />
+      <small class={wrong ? "wrong" : ""}>{wrong ? `from ${min} to ${max}` : help}</small>
+    </label>
+  );
+}
+
+interface SettingsProps {
+  open: Signal<boolean>;
+  onHelp: () => void;
+}
+
+export function Settings({ open, onHelp }: SettingsProps): JSX.Element {
+  const { theme, sources } = settings.value;
+  const [said, setSaid] = useState("");
+  const picker = useRef<HTMLInputElement>(null);
+  return (
+    <Dialog title="Settings" open={open.value} onClose={() => (open.value = false)}>
       <fieldset>
         <legend>Appearance</legend>
         <label>
           Theme
           <select value={theme} onChange={(event) => set({ theme: event.currentTarget.value as Theme })}>
-            <option value="system">As the system</option>
+            <option value="system">System</option>
             <option value="light">Light</option>
             <option value="dark">Dark</option>
           </select>
         </label>
-        <label>
-          <input type="checkbox" checked={colours} onChange={(event) => set({ colours: event.currentTarget.checked })} />
-          Colour answers by the source of their tokens
+        <label class="check">
+          <input type="checkbox" checked={sources} onChange={(event) => set({ sources: event.currentTarget.checked })} />
+          Show sources in the text
         </label>
       </fieldset>
-      <p>
+      <fieldset>
+        <legend>Chats</legend>
+        <p class="faint">{counted(listed.value.length, "chat")}, kept in this browser alone.</p>
+        <p class="buttons">
+          <button type="button" disabled={!listed.value.length} onClick={() => saveFile(exported(listed.value), "chats")}>
+            Export all
+          </button>
+          <button type="button" onClick={() => picker.current?.click()}>
+            Import…
+          </button>
+          <input
+            ref={picker}
+            type="file"
+            hidden
+            multiple
+            accept=".json,application/json"
+            aria-label="Files with chats"
+            onChange={(event) => {
+              const files = [...(event.currentTarget.files ?? [])];
+              event.currentTarget.value = "";
+              void Promise.all(files.map(imported)).then((lines) => setSaid(lines.join(" ")));
+            }}
+          />
+        </p>
+        {said && <p role="alert">{said}</p>}
+      </fieldset>
+      <p class="buttons">
         <button type="button" onClick={onHelp}>
-          Keyboard shortcuts
-        </button>{" "}
-        {props.value && <small>{`edgedecode ${props.value.version} · ${props.value.name} · ${props.value.engine}`}</small>}
+          Keyboard
+        </button>
       </p>
-    </Dialog>
-  );
-}
-
-function NumberField({ name, label, help, min, max, step }: NumberRange): JSX.Element {
-  const byPack = name === "max_tokens" ? props.value?.max_tokens : props.value?.sampling[name];
-  return (
-    <label>
-      {label} <small>{help}</small>
-      <input
-        type="number"
-        min={min}
-        max={max}
-        step={step < 1 ? "any" : step}
-        placeholder={byPack === undefined || byPack === null ? "" : String(byPack)}
-        value={settings.value[name] ?? ""}
-        onChange={(event) => {
-          const { value, valueAsNumber } = event.currentTarget;
-          const usable = value !== "" && Number.isFinite(valueAsNumber);
-          const inside = Math.min(max, Math.max(min, step === 1 ? Math.round(valueAsNumber) : valueAsNumber));
-          set({ [name]: usable ? inside : null });
-        }}
-      />
-    </label>
-  );
-}
-
-const SHORTCUTS: [string, string][] = [
-  ["Enter", "send the message"],
-  ["Shift+Enter", "start a new line"],
-  ["Escape", "stop the answer, or close a drawer"],
-  [`${MODIFIER}+N`, "new chat"],
-  [`${MODIFIER}+L`, "list of conversations"],
-  [`${MODIFIER}+P`, "panel: how the answer was made"],
-  [`${MODIFIER}+C`, "colour answers by source"],
-  [`${MODIFIER}+S`, "settings"],
-  [`${MODIFIER}+/`, "this list"],
-];
-
-export function Shortcuts({ open }: { open: Signal<boolean> }): JSX.Element {
-  return (
-    <Dialog title="Keyboard shortcuts" open={open.value} onClose={() => (open.value = false)}>
-      <dl class="shortcuts">
-        {SHORTCUTS.map(([keys, meaning]) => (
-          <div key={keys}>
-            <dt>
-              <kbd>{keys}</kbd>
-            </dt>
-            <dd>{meaning}</dd>
-          </div>
-        ))}
-      </dl>
-    </Dialog>
-  );
-}
-
-/** Asks for the key of a server that wants one. It is kept for this tab only. */
-export function KeyDialog(): JSX.Element {
-  const [tried, setTried] = useState(false);
-  const field = useRef<HTMLInputElement>(null);
-  useEffect(() => field.current?.focus(), []);
-  return (
-    <Dialog title="This server needs a key" open onClose={() => (keyWanted.value = "")}>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          setKey(field.current?.value.trim() ?? "");
-          void connect().then(() => {
-            setTried(true);
-            if (keyWanted.value) field.current?.select();
-            else focusComposer();
-          });
-        }}
-      >
-        <label class="wide">
-          Key, as in the file given with --api-key-file
-          <input ref={field} type="password" autocomplete="off" defaultValue={key.value} required />
-        </label>
-        {tried && keyWanted.value && (
-          <p class="trouble" role="alert">
-            {keyWanted.value}
-          </p>
-        )}
-        <button type="submit">Use this key</button>
-      </form>
+      {props.value && <p class="faint">{`edgedecode ${props.value.version} · ${props.value.engine} (${props.value.provider})`}</p>}
     </Dialog>
   );
 }

@@ -1,34 +1,70 @@
-/** The list of conversations. */
+/** The list of conversations, and the search in them. */
 
+import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon, IconButton } from "./icons";
-import { composing } from "./keys";
+import { composing, MODIFIER } from "./keys";
 import { current, listed, remove, rename, running } from "./store";
+import { answerText } from "./tree";
 import type { Conversation } from "./types";
 
 interface SidebarProps {
   open: boolean;
   onClose: () => void;
   onNew: () => void;
+  onSettings: () => void;
 }
 
-export function Sidebar({ open, onClose, onNew }: SidebarProps): JSX.Element {
+/** What is looked for in the conversations. */
+const sought = signal("");
+
+/** Whether a conversation's title or one of its messages has the words that are looked for. */
+function matches(each: Conversation): boolean {
+  const words = sought.value.trim().toLowerCase();
+  if (!words) return true;
+  const texts = Object.values(each.turns).map((turn) => (turn.role === "user" ? turn.text : answerText(turn)));
+  return [each.title, ...texts].some((text) => text.toLowerCase().includes(words));
+}
+
+export function Sidebar({ open, onClose, onNew, onSettings }: SidebarProps): JSX.Element {
   const first = useRef<HTMLButtonElement>(null);
+  const found = listed.value.filter(matches);
   return (
-    <nav id="sidebar" class={`sidebar ${open ? "open" : ""}`} aria-label="Conversations">
+    <nav id="sidebar" class={`sidebar ${open ? "open" : ""}`} aria-label="Chats">
       <div class="side-head">
         <strong>edgedecode</strong>
-        <IconButton icon="close" label="Close the conversations" class="close" onClick={onClose} />
+        <IconButton icon="close" label="Close the list" class="close" onClick={onClose} />
       </div>
-      <button ref={first} type="button" class="new-chat" title="New chat" onClick={onNew}>
+      <button ref={first} type="button" class="new-chat" title={`New chat (${MODIFIER}+N)`} onClick={onNew}>
         <Icon name="plus" /> New chat
       </button>
+      <label class="search">
+        <Icon name="find" />
+        <input
+          id="search"
+          type="search"
+          placeholder="Search"
+          aria-label="Search in chats"
+          value={sought.value}
+          onInput={(event) => (sought.value = event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key !== "Escape" || !sought.value) return;
+            event.stopPropagation();
+            event.preventDefault();
+            sought.value = "";
+          }}
+        />
+      </label>
       <ul>
-        {listed.value.map((each) => (
+        {found.map((each) => (
           <Entry key={each.id} conversation={each} onChoose={onClose} onGone={() => first.current?.focus()} />
         ))}
       </ul>
+      {sought.value.trim() && !found.length && <p class="faint">No chat has “{sought.value.trim()}”.</p>}
+      <button type="button" class="entry settings" onClick={onSettings}>
+        Settings
+      </button>
     </nav>
   );
 }

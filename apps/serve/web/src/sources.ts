@@ -1,4 +1,4 @@
-/** Where tokens come from: kinds of sources, their names and colours. */
+/** Where tokens come from: kinds of sources, with the names and colours that the terminal has too. */
 
 export type Kind = "target" | "model" | "lookup" | "recycled" | "forced" | "unverified";
 
@@ -17,6 +17,7 @@ const BY_SOURCE: Record<string, Kind> = {
   model: "model",
   trim: "model",
   tree: "model",
+  head: "model",
   recycle: "recycled",
   forced: "forced",
   draft: "unverified",

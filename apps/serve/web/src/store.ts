@@ -1,13 +1,13 @@
 /** The page's state, and what of it is kept in the browser: conversations, settings and, for this tab, the key. */
 
 import { computed, effect, signal } from "@preact/signals";
-import { readConversation, readSettings } from "./stored";
+import { readConversation, readSettings, readStart } from "./stored";
 import { newConversation } from "./tree";
-import type { Conversation, Memory, Props, Settings } from "./types";
+import type { Conversation, Memory, Model, Options, Props, Settings, Start } from "./types";
 
 const CONVERSATION = "edgedecode.conversation.";
 const SETTINGS = "edgedecode.settings";
-const SYSTEM = "edgedecode.system";
+const START = "edgedecode.start";
 const KEY = "edgedecode.key";
 
 /** An answer that arrives: its turn, and how to stop it. */
@@ -17,6 +17,7 @@ export interface Running {
 }
 
 export const props = signal<Props | null>(null);
+export const models = signal<Model[]>([]);
 export const memory = signal<Memory | null>(null);
 /** Why the server cannot be used now; empty: it can. */
 export const trouble = signal("");
@@ -32,12 +33,14 @@ export const current = signal(addressed());
 export const running = signal<Map<string, Running>>(new Map());
 /** What a screen reader announces. */
 export const announced = signal("");
-/** The system prompt of the next new conversation. */
-const system = signal(stored(SYSTEM) ?? "");
+/** What the next new conversation begins with. */
+const start = signal<Start>(readStart(stored(START)));
 /** Conversations that could not be kept. */
 const unkept = new Set<string>();
 
-export const conversation = computed(() => conversations.value.get(current.value) ?? newConversation("", system.value, 0));
+export const conversation = computed(() => conversations.value.get(current.value) ?? newConversation("", start.value));
+/** The model that answers in the shown conversation: the chosen one where the server has it. */
+export const model = computed(() => models.value.find((each) => each.name === conversation.value.options.model) ?? models.value[0] ?? null);
 export const listed = computed(() => [...conversations.value.values()].sort((one, other) => other.changed - one.changed));
 export const answering = computed(() => running.value.has(current.value));
 
@@ -52,11 +55,22 @@ export function setKey(text: string): void {
   read(() => sessionStorage.setItem(KEY, text));
 }
 
-/** The system prompt of this conversation, and of new ones. */
-export function setSystem(text: string): void {
-  system.value = text;
-  keep(SYSTEM, text);
-  if (conversations.value.has(current.value)) put({ ...conversation.value, system: text });
+/** Change the system prompt or options of the shown conversation; without one, of those that begin later. */
+export function change({ system, options }: { system?: string; options?: Partial<Options> }): void {
+  const changed = (now: Start): Start => ({ system: system ?? now.system, options: { ...now.options, ...options } });
+  if (conversations.value.has(current.value)) put({ ...conversation.value, ...changed(conversation.value) });
+  else setStart(changed(start.value));
+}
+
+/** Answer with another model, in later conversations too. */
+export function chooseModel(name: string): void {
+  change({ options: { model: name } });
+  setStart({ ...start.value, options: { ...start.value.options, model: name } });
+}
+
+function setStart(changed: Start): void {
+  start.value = changed;
+  keep(START, JSON.stringify(changed));
 }
 
 /** Change a conversation. keeps: whether it is written to the browser's storage too, which takes a while. */
@@ -147,7 +161,7 @@ function addressed(): string {
 // Another tab changed something.
 addEventListener("storage", ({ key: name, newValue }) => {
   if (name === SETTINGS) settings.value = readSettings(newValue);
-  if (name === SYSTEM) system.value = newValue ?? "";
+  if (name === START) start.value = readStart(newValue);
   if (!name?.startsWith(CONVERSATION)) return;
   const id = name.slice(CONVERSATION.length);
   const changed = readConversation(newValue, id);

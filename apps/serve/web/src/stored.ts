@@ -1,28 +1,36 @@
 /** Reads what the browser's storage holds, which another version, another tab or a user may have written. */
 
-import type { Answer, Attachment, Conversation, Round, Settings, Span, Stats, Turn } from "./types";
+import type { Answer, Attachment, Conversation, Options, Settings, Span, Start, Stats, Turn } from "./types";
 import { NUMBER_NAMES } from "./types";
 
-export const DEFAULTS: Settings = {
+export const DEFAULTS: Options = {
+  model: "",
   mode: "",
   adapter: "",
+  think: "",
+  format: "",
+  schema: "",
   temperature: null,
   top_p: null,
   top_k: null,
   min_p: null,
   max_tokens: null,
   seed: null,
-  theme: "system",
-  colours: false,
-  panel: true,
 };
 
 type Fields = Record<string, unknown>;
 
 /** A conversation; null if this is none, or not the one of this id. */
 export function readConversation(text: string | null, id: string): Conversation | null {
-  const value = fields(parsed(text));
-  if (value?.id !== id) return null;
+  const found = conversationOf(parsed(text));
+  return found?.id === id ? found : null;
+}
+
+/** The conversation that a JSON value describes; null: none. */
+export function conversationOf(given: unknown): Conversation | null {
+  const value = fields(given);
+  const id = string(value?.id);
+  if (value === null || !id) return null;
   const turns: Record<string, Turn> = {};
   for (const [name, each] of Object.entries(fields(value.turns) ?? {})) {
     const turn = readTurn(fields(each));
@@ -32,18 +40,29 @@ export function readConversation(text: string | null, id: string): Conversation 
   for (const [name, each] of Object.entries(fields(value.chosen) ?? {})) {
     if (typeof each === "string" && (turns[each]?.parent ?? "") === name) chosen[name] = each;
   }
-  return { id, title: string(value.title), changed: number(value.changed), system: string(value.system), turns, chosen };
+  return { id, title: string(value.title), changed: number(value.changed), ...startOf(value), turns, chosen };
+}
+
+export function readStart(text: string | null): Start {
+  return startOf(fields(parsed(text)) ?? {});
+}
+
+function startOf(value: Fields): Start {
+  const given = fields(value.options) ?? {};
+  const options: Options = { ...DEFAULTS };
+  for (const name of ["model", "mode", "adapter", "think", "schema"] as const) options[name] = string(given[name]);
+  if (given.format === "json" || given.format === "schema") options.format = given.format;
+  for (const name of NUMBER_NAMES) {
+    const found = given[name];
+    if (typeof found === "number") options[name] = found;
+  }
+  return { system: string(value.system), options };
 }
 
 export function readSettings(text: string | null): Settings {
   const value = fields(parsed(text)) ?? {};
-  const found: Settings = { ...DEFAULTS, mode: string(value.mode), adapter: string(value.adapter) };
-  for (const name of NUMBER_NAMES) {
-    const given = value[name];
-    if (typeof given === "number") found[name] = given;
-  }
-  if (value.theme === "light" || value.theme === "dark") found.theme = value.theme;
-  return { ...found, colours: value.colours === true, panel: value.panel !== false };
+  const theme = value.theme === "light" || value.theme === "dark" ? value.theme : "system";
+  return { theme, sources: value.sources === true, sidebar: value.sidebar !== false };
 }
 
 function readTurn(value: Fields | null): Turn | null {
@@ -57,9 +76,9 @@ function readAnswer(value: Fields | null): Answer | null {
   if (value === null) return null;
   return {
     model: string(value.model),
+    thought: string(value.thought),
     spans: array(value.spans).filter(isSpan),
-    rounds: array(value.rounds).filter(isRound),
-    uncertainty: array(value.uncertainty).filter((each) => typeof each === "number"),
+    json: value.json === true,
     stats: isStats(value.stats) ? value.stats : null,
     notices: array(value.notices).filter((each) => typeof each === "string"),
     finish: typeof value.finish === "string" ? value.finish : null,
@@ -75,15 +94,10 @@ function isAttachment(value: unknown): value is Attachment {
   return typeof fields(value)?.name === "string" && typeof fields(value)?.text === "string";
 }
 
-function isRound(value: unknown): value is Round {
-  const [drafter, proposed, accepted, reason] = array(value);
-  return typeof drafter === "string" && typeof proposed === "number" && typeof accepted === "number" && typeof reason === "string";
-}
-
 function isStats(value: unknown): value is Stats {
   const stats = fields(value);
-  const numbers = ["rounds", "proposed", "accepted", "tokens_per_second", "time_to_first_token", "acceptance_length"];
-  const maps = ["drafters", "plain_rounds", "time_seconds"];
+  const numbers = ["rounds", "proposed", "accepted", "verified_tokens", "unverified_tokens", "prompt_tokens", "cached_tokens", "tokens_per_second", "time_to_first_token"];
+  const maps = ["plain_rounds", "time_seconds"];
   return stats !== null && numbers.every((name) => typeof stats[name] === "number") && maps.every((name) => fields(stats[name]));
 }
 

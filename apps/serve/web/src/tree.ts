@@ -1,12 +1,12 @@
 /** Conversations as trees: an edited message or another answer is a sibling, and one path is shown. */
 
-import type { Attachment, Conversation, Turn } from "./types";
+import type { Attachment, Conversation, Start, Turn } from "./types";
 
 const ROOT = "";
 const TITLE_LENGTH = 60;
 
-export function newConversation(id: string, system: string, now: number): Conversation {
-  return { id, title: "", changed: now, system, turns: {}, chosen: {} };
+export function newConversation(id: string, start: Start): Conversation {
+  return { ...start, id, title: "", changed: 0, turns: {}, chosen: {} };
 }
 
 export function newTurn(id: string, parent: string | null, role: Turn["role"], text = "", files: Attachment[] = []): Turn {

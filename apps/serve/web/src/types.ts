@@ -15,6 +15,14 @@ export interface Props {
   sampling: Record<string, number>;
 }
 
+/** A model that GET /v1/models offers, with what its name may add: `NAME:ADAPTER` and `NAME@MODE`. */
+export interface Model {
+  name: string;
+  context: number;
+  adapters: string[];
+  modes: string[];
+}
+
 /** What GET /memory describes, in bytes. */
 export interface Memory {
   limit_nbytes: number | null;
@@ -25,17 +33,6 @@ export interface Memory {
   peak_nbytes: number | null;
 }
 
-/** One pass of the target, as the server reports it: what was drafted for it, and how much of that was accepted. */
-export interface ReportedRound {
-  drafter: string;
-  proposed: number;
-  accepted: number;
-  reason: string;
-}
-
-/** The same as it is kept: an array, because the browser's storage is small. */
-export type Round = [drafter: string, proposed: number, accepted: number, reason: string];
-
 /** Statistics of an answer so far; times in seconds. */
 export interface Stats {
   mode: string;
@@ -45,11 +42,7 @@ export interface Stats {
   accepted: number;
   verified_tokens: number;
   unverified_tokens: number;
-  target_share: number;
-  switches: number;
-  handed_over_at: number;
-  acceptance_length: number;
-  drafters: Record<string, { rounds: number; proposed: number; accepted: number }>;
+  /** Rounds without a draft by reason. */
   plain_rounds: Record<string, number>;
   prompt_tokens: number;
   cached_tokens: number;
@@ -63,9 +56,6 @@ export interface Stats {
 export interface Report {
   source: string;
   tokens: number;
-  verified: boolean;
-  round?: ReportedRound;
-  uncertainty?: number[];
   notice?: string;
   stats?: Stats;
 }
@@ -75,11 +65,11 @@ export type Span = [source: string, text: string, tokens: number];
 
 export interface Answer {
   model: string;
+  /** What the model thought before it answered. */
+  thought: string;
   spans: Span[];
-  /** The latest rounds, as many as are shown. */
-  rounds: Round[];
-  /** The latest signals of entropy switching, as many as are shown. */
-  uncertainty: number[];
+  /** Whether JSON was asked for. */
+  json: boolean;
   stats: Stats | null;
   notices: string[];
   /** OpenAI's reason, "stopped" by the user, "error", or null while it runs or if the page was closed. */
@@ -102,11 +92,38 @@ export interface Turn {
   answer: Answer | null;
 }
 
-export interface Conversation {
+/** How a chat is answered; null and "": the server's default. */
+export interface Options {
+  model: string;
+  mode: string;
+  adapter: string;
+  /** "on" or "off". */
+  think: string;
+  /** Text, any JSON, or JSON that follows `schema`. */
+  format: "" | "json" | "schema";
+  schema: string;
+  temperature: number | null;
+  top_p: number | null;
+  top_k: number | null;
+  min_p: number | null;
+  max_tokens: number | null;
+  seed: number | null;
+}
+
+/** The options that are numbers of a request. */
+export type NumberName = "temperature" | "top_p" | "top_k" | "min_p" | "max_tokens" | "seed";
+export const NUMBER_NAMES: NumberName[] = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+
+/** What a chat begins with. */
+export interface Start {
+  system: string;
+  options: Options;
+}
+
+export interface Conversation extends Start {
   id: string;
   title: string;
   changed: number;
-  system: string;
   turns: Record<string, Turn>;
   /** The chosen child of each turn, and of the root, "". */
   chosen: Record<string, string>;
@@ -114,21 +131,10 @@ export interface Conversation {
 
 export type Theme = "system" | "light" | "dark";
 
-/** What the user sets; null: the server's default. */
+/** What the user sets for the page. */
 export interface Settings {
-  mode: string;
-  adapter: string;
-  temperature: number | null;
-  top_p: number | null;
-  top_k: number | null;
-  min_p: number | null;
-  max_tokens: number | null;
-  seed: number | null;
   theme: Theme;
-  colours: boolean;
-  panel: boolean;
+  /** Whether answers are coloured by the source of their tokens. */
+  sources: boolean;
+  sidebar: boolean;
 }
-
-/** The settings that are numbers of a request. */
-export type NumberName = "temperature" | "top_p" | "top_k" | "min_p" | "max_tokens" | "seed";
-export const NUMBER_NAMES: NumberName[] = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
