@@ -1,4 +1,4 @@
-"""The server's endpoints, as clients of OpenAI and Ollama expect them."""
+"""The server's endpoints, as clients of OpenAI, Anthropic and Ollama expect them."""
 
 import asyncio
 import re
@@ -24,11 +24,12 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.errors import cause
 from edgedecode.structured.matching import GrammarFailed
 
+from .anthropic.bodies import read_messages
+from .anthropic.replies import MessagesReply, TokenCount
 from .guards import Guards, JsonResponse, Limits, error_response
-from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
-from .models.one import Models, UnknownModel
+from .models.one import Loaded, Models, UnknownModel
 from .models.places import Busy
 from .offered import Health, Listed, ModelList, described_model, memory, props, sampling_of, within_context
 from .ollama.bodies import read_chat as read_ollama_chat
@@ -37,13 +38,15 @@ from .ollama.models import FOLLOWED, loaded, shown, shown_name, tags
 from .ollama.replies import OllamaReply
 from .openapi import description
 from .page import page_routes
+from .prompts import prompt_tokens
 from .reasoning import as_able
 from .replies import Answered, CompletionsReply, Event, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, ModelName, read_chat, read_completion
 from .requests.fields import UNSUPPORTED, named_in
-from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
 from .requests.tools import Call
-from .responses import ResponsesReply
+from .responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody, read_response
+from .responses.kept_items import KeptItems
+from .responses.replies import ResponsesReply
 from .rounds import Piece
 from .running import Running, Service
 from .streams import EventStream, unless_gone
@@ -55,10 +58,11 @@ _FIELDS = (
     | {each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)}
 )
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
-_Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply
+_Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply
 _Form: TypeAlias = Callable[[Asked, str], _Reply]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
+_NOT_IN_HEADERS = re.compile(r"[^ -~]")
 _LONGEST_NOTE = 2000
 """Characters that clients and proxies take."""
 
@@ -83,6 +87,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
             partial(ResponsesReply, keep=kept.keep),
             False,
         ),
+        ("/v1/messages", read_messages, MessagesReply, False),
         ("/api/chat", read_ollama_chat, OllamaReply, True),
         ("/api/generate", read_generate, partial(OllamaReply, generates=True), True),
     ]
@@ -98,13 +103,14 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
             Route(path, partial(endpoints.answered, read=read, form=form, exact=exact), methods=["POST"])
             for path, read, form, exact in forms
         ),
+        Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
         Route("/api/version", endpoints.version),
         Route("/api/tags", endpoints.tags),
         Route("/api/ps", endpoints.loaded),
         Route("/api/show", endpoints.shown, methods=["POST"]),
         *page_routes(),
     ]
-    handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
+    handlers = {404: _not_found, 405: _not_allowed, EdgeDecodeError: _refused, Exception: _broken}
     guards = Middleware(Guards, limits=limits)
     app: ASGIApp = Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
     if limits.origins:
@@ -135,12 +141,9 @@ class _Endpoints:
 
     async def props(self, request: Request) -> Response:
         """Describe a model, which is loaded for it: the one that the query names, or that requests without one get."""
-        try:
-            found = await self._models.find(request.query_params.get("model", ""), exact=False)
-            async with self._models.using(found) as model:
-                return JsonResponse(props(model.name, model.service))
-        except EdgeDecodeError as error:
-            return _refused(error)
+        found = await self._models.find(request.query_params.get("model", ""), exact=False)
+        async with self._models.using(found) as model:
+            return JsonResponse(props(model.name, model.service))
 
     async def memory(self, _: Request) -> Response:
         models = self._models
@@ -154,11 +157,7 @@ class _Endpoints:
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        try:
-            await self._models.find(name, exact=True)
-            listed = await self._listed(name)
-        except EdgeDecodeError as error:
-            return _refused(error)
+        listed = await self._listed(name)
         return JsonResponse(described_model(replace(listed, name=name)))
 
     async def version(self, _: Request) -> Response:
@@ -171,12 +170,9 @@ class _Endpoints:
         return JsonResponse(loaded(self._models.loaded))
 
     async def shown(self, request: Request) -> Response:
-        try:
-            name = shown_name(await request.body())
-            found = await self._models.find(name, exact=True)
-            listed = await self._listed(name)
-        except EdgeDecodeError as error:
-            return _refused(error)
+        name = shown_name(await request.body())
+        found = await self._models.find(name, exact=True)
+        listed = await self._listed(name)
         pairs = {each.name: each.service.pair for each in self._models.loaded}
         return JsonResponse(shown(listed, pairs.get(found.pack)))
 
@@ -188,10 +184,15 @@ class _Endpoints:
     async def answered(self, request: Request, *, read: _Read, form: _Form, exact: bool) -> Response:
         """Answer a request that `read` reads, in the form of its endpoint. exact: as in `Models.find`."""
         data = await request.body()
-        try:
-            return await unless_gone(request, self._answer(data, read=read, form=form, exact=exact))
-        except EdgeDecodeError as error:
-            return _refused(error)
+        return await unless_gone(request, self._answer(data, read=read, form=form, exact=exact))
+
+    async def counted(self, request: Request) -> Response:
+        """Answer how many tokens the prompt of one of Anthropic's messages has."""
+        data = await request.body()
+        found = await self._found(data, read_messages, exact=False)
+        async with self._models.using(found) as model:
+            asked = await self._asked(data, read_messages, found, model)
+            return JsonResponse(TokenCount(await asyncio.to_thread(prompt_tokens, asked, model.service)))
 
     async def _answer(self, data: bytes, *, read: _Read, form: _Form, exact: bool) -> Response:
         models = self._models
@@ -203,16 +204,13 @@ class _Endpoints:
         async with AsyncExitStack() as stack:
             model = await stack.enter_async_context(models.using(found))
             service = model.service
-            asked = await asyncio.to_thread(read, data, sampling_of(service))
-            asked = replace(asked, keep_seconds=inf) if model.stays else asked
+            asked = await self._asked(data, read, found, model)
             model.keep_seconds = asked.keep_seconds
-            asked = within_context(replace(asked, model=found), service)
-            asked = as_able(asked, service.pair.tokenizer.chat_template.source)
             reply = form(asked, asked.name or found.pack)
             response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
         if asked.notes:
             self._metrics.count_notes(len(asked.notes))
-            notes = "; ".join(" ".join(note.split()) for note in asked.notes).encode("ascii", "replace").decode()
+            notes = _NOT_IN_HEADERS.sub("?", "; ".join(" ".join(note.split()) for note in asked.notes))
             more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
             response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more
         return response
@@ -224,6 +222,13 @@ class _Endpoints:
         except UnknownModel:
             await asyncio.to_thread(read, data, SamplingOptions())
             raise
+
+    async def _asked(self, data: bytes, read: _Read, found: ModelName, model: Loaded) -> Asked:
+        """Return what a body asks of a model. Raises InputError."""
+        asked = await asyncio.to_thread(read, data, sampling_of(model.service))
+        asked = replace(asked, keep_seconds=inf) if model.stays else asked
+        asked = within_context(replace(asked, model=found), model.service)
+        return as_able(asked, model.service.pair.tokenizer.chat_template.source)
 
     async def _whole(self, reply: _Reply, service: Service) -> Response:
         """Answer without streaming, as many answers at a time as the server runs: a list does not fill its queue."""
@@ -301,7 +306,7 @@ class _Endpoints:
         text, sent, calls = "", 0, tuple[Call, ...]()
         entries, unsent = Entries(service.pair.tokenizer), list[Entry]()
         try:
-            for event in reply.begins(number):
+            for event in reply.begins(number, running.stats):
                 yield event
             async for piece in _with_first(first, running.pieces()):
                 text += piece.chunk.text
@@ -351,7 +356,8 @@ async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> Asyn
         yield piece
 
 
-def _refused(error: EdgeDecodeError) -> Response:
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answer a request that raised EdgeDecodeError."""
     message = cause(error)
     if isinstance(error, UnknownModel):
         return error_response(404, message, code="model_not_found", param="model")

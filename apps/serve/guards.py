@@ -5,37 +5,17 @@ import hmac
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from msgspec import Struct
 from msgspec.json import decode, encode
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .error_forms import Error, ErrorDetails, ErrorType, error_form
 from .page import ASSETS
 
 _OPEN = ("/health", "/")
 """Paths that need no key, with those below the page's `ASSETS`."""
-OLLAMA = "/api/"
-"""What the paths of Ollama's API begin with."""
-
-
-ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
-
-
-class ErrorDetails(Struct):
-    """param: the path of the field of the body that is wrong, if known."""
-
-    message: str
-    type: ErrorType
-    param: str | None = None
-    code: str | None = None
-
-
-class Error(Struct):
-    """The reply of every status from 400 on."""
-
-    error: ErrorDetails
 
 
 class JsonResponse(Response):
@@ -48,12 +28,11 @@ class JsonResponse(Response):
 
 
 class _ErrorResponse(JsonResponse):
-    """An error in OpenAI's form, or in Ollama's if it answers a request of that API."""
+    """An error in the form of the API whose request it answers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(OLLAMA):
-            self.body = encode({"error": decode(self.body, type=Error).error.message})
-            self.headers["Content-Length"] = str(len(self.body))
+        self.body = encode(error_form(scope["path"], self.status_code, decode(self.body, type=Error).error))
+        self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
@@ -145,8 +124,9 @@ class Guards:
             return error_response(403, message, code="origin")
         if self._key and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
-                message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY`"
+            given = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")  # Anthropic's clients
+            if not hmac.compare_digest(given.strip(), self._key):
+                message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
                 return error_response(401, message, code="invalid_api_key")
         return None
 

@@ -1,24 +1,50 @@
 """The description of the server's endpoints in OpenAPI 3.1, from the types of bodies and replies."""
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from msgspec.json import schema_components
 
 import edgedecode
 
-from .guards import Error
+from .anthropic.bodies import MessagesBody
+from .anthropic.replies import AnthropicMessage, TokenCount
+from .error_forms import error_kind
 from .offered import Health, Model, ModelList
+from .ollama.bodies import GenerateBody, OllamaChatBody
+from .ollama.models import ShowBody
 from .replies import ChatCompletion, Completion
 from .requests.asked import ChatBody, CompletionBody
 from .requests.fields import NO_EFFECT, UNSUPPORTED
-from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody
-from .responses import Response
+from .responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
+from .responses.replies import Response
 
 _Object: TypeAlias = dict[str, Any]
 
 _OBJECT: _Object = {"type": "object"}
-_BODIES = (ChatBody, CompletionBody, ResponseBody)
-_REPLIES = (Error, Health, ModelList, Model, ChatCompletion, Completion, Response)
+_LINES, _EVENTS = "application/x-ndjson", "text/event-stream"
+_POSTED: Mapping[str, tuple[str, type, type | None, str]] = {
+    "/v1/chat/completions": ("Answer a conversation", ChatBody, ChatCompletion, _EVENTS),
+    "/v1/completions": ("Continue a text", CompletionBody, Completion, _EVENTS),
+    "/v1/responses": ("Answer a conversation, in the form of responses", ResponseBody, Response, _EVENTS),
+    "/v1/messages": ("Answer a conversation, in Anthropic's form", MessagesBody, AnthropicMessage, _EVENTS),
+    "/v1/messages/count_tokens": ("Count a conversation's tokens", MessagesBody, TokenCount, ""),
+    "/api/chat": ("Answer a conversation, in Ollama's form", OllamaChatBody, None, _LINES),
+    "/api/generate": ("Answer or continue a text, in Ollama's form", GenerateBody, None, _LINES),
+    "/api/show": ("Describe a model, in Ollama's form", ShowBody, None, ""),
+}
+"""By path: what it does, its body, its reply (None: any object), and the type of a stream."""
+_STRICT = (ChatBody, CompletionBody, ResponseBody)
+"""Bodies without fields that are not known."""
+_READ: Mapping[str, tuple[str, type | None]] = {
+    "/props": ("Names, modes, defaults and the engine", None),
+    "/memory": ("The memory budget and what the process holds", None),
+    "/openapi.json": ("This description", None),
+    "/v1/models": ("The models", ModelList),
+    "/api/version": ("Which version of Ollama's API this follows", None),
+    "/api/tags": ("The models, in Ollama's form", None),
+    "/api/ps": ("The models in memory, in Ollama's form", None),
+}
 _GUARDS = {
     400: "The client went away, or the body is wrong.",
     401: "The API key is missing or wrong.",
@@ -29,8 +55,9 @@ _GUARDS = {
     500: "The server failed.",
 }
 """Statuses of every endpoint."""
+_NO_MODEL = "There is no such model."
 _ANSWERS = {
-    404: "There is no such model.",
+    404: _NO_MODEL,
     503: "Too many requests wait, or the server is closing: try again later.",
     507: "The memory budget has no room for the request.",
 }
@@ -39,10 +66,12 @@ _ANSWERS = {
 
 def description(models: list[str]) -> _Object:
     """Return the description. models: the names that `model` may have."""
-    types: tuple[type, ...] = (*_BODIES, *_REPLIES)
-    _, components = schema_components(types, ref_template="#/components/schemas/{name}")
+    kinds = {kind for _, body, reply, _ in _POSTED.values() for kind in (body, reply) if kind is not None}
+    kinds |= {Health, ModelList, Model, *(error_kind(path) for path in _POSTED)}
+    every = sorted(kinds, key=lambda kind: kind.__name__)
+    _, components = schema_components(every, ref_template="#/components/schemas/{name}")
     schemas = _renamed(components)
-    for body in _BODIES:
+    for body in _STRICT:
         schema = schemas[body.__name__]
         schema["properties"]["model"]["examples"] = models
         unsupported = UNSUPPORTED_RESPONSES if body is ResponseBody else UNSUPPORTED
@@ -51,61 +80,51 @@ def description(models: list[str]) -> _Object:
         for name in NO_EFFECT:
             schema["properties"][name] = {"description": "No effect on the answer."}
         schema["additionalProperties"] = False
+    health = _read("/health", "Whether requests are taken", _json(Health))
+    health["get"]["responses"]["503"] = {"description": "Otherwise.", "content": _json(Health)}
+    one = _read("/v1/models/{name}", "One model", _json(Model), {404: _NO_MODEL})
+    named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "edgedecode",
             "version": edgedecode.__version__,
-            "description": "OpenAI's API for one pack. Fields that it does not know or does not support are refused.",
+            "description": "OpenAI's, Anthropic's and Ollama's APIs for one pack. OpenAI's refuses fields that it does "
+            "not know or does not support, the others leave them out.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
-            "/health": {"get": _get("Whether requests are taken", _json(_ref(Health)), more={503: _ref(Health)})},
-            "/metrics": {"get": _get("Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
-            "/props": {"get": _get("Names, modes, defaults and the engine", _json(_OBJECT))},
-            "/memory": {"get": _get("The memory budget and what the process holds", _json(_OBJECT))},
-            "/openapi.json": {"get": _get("This description", _json(_OBJECT))},
-            "/v1/models": {"get": _get("The models", _json(_ref(ModelList)))},
-            "/v1/models/{name}": {
-                "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
-                "get": _get("One model", _json(_ref(Model)), more={404: _ref(Error)}),
-            },
-            "/v1/chat/completions": {"post": _post("Answer a conversation", ChatBody, ChatCompletion)},
-            "/v1/completions": {"post": _post("Continue a text", CompletionBody, Completion)},
-            "/v1/responses": {"post": _post("Answer a conversation, in the form of responses", ResponseBody, Response)},
+            "/health": health,
+            "/metrics": _read("/metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
+            "/v1/models/{name}": {"parameters": [named], **one},
+            **{path: _read(path, summary, _json(reply)) for path, (summary, reply) in _READ.items()},
+            **{path: _posted(path) for path in _POSTED},
         },
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-def _get(summary: str, content: _Object, *, more: dict[int, _Object] | None = None) -> _Object:
-    others = {
-        str(status): {"description": "Otherwise.", "content": _json(each)} for status, each in (more or {}).items()
-    }
-    return {"summary": summary, "responses": _responses(content, _GUARDS) | others}
+def _read(path: str, summary: str, content: _Object, more: Mapping[int, str] | None = None) -> _Object:
+    return {"get": {"summary": summary, "responses": _responses(path, content, {**_GUARDS, **(more or {})})}}
 
 
-def _post(summary: str, body: type, reply: type) -> _Object:
-    content = _json(_ref(reply)) | {"text/event-stream": {}}  # OpenAPI 3.1 has no schema for the events of a stream
-    return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": _json(_ref(body))},
-        "responses": _responses(content, {**_GUARDS, **_ANSWERS}),
-    }
+def _posted(path: str) -> _Object:
+    summary, body, reply, stream = _POSTED[path]
+    content = _json(reply) | ({stream: {}} if stream else {})  # OpenAPI 3.1 has no schema for the parts of a stream
+    described = {"summary": summary, "requestBody": {"required": True, "content": _json(body)}}
+    return {"post": described | {"responses": _responses(path, content, {**_GUARDS, **_ANSWERS})}}
 
 
-def _responses(content: _Object, errors: dict[int, str]) -> _Object:
-    refusals = {str(status): {"description": why, "content": _json(_ref(Error))} for status, why in errors.items()}
+def _responses(path: str, content: _Object, errors: Mapping[int, str]) -> _Object:
+    form = _json(error_kind(path))
+    refusals = {str(status): {"description": why, "content": form} for status, why in errors.items()}
     return {"200": {"description": "The reply.", "content": content}, **refusals}
 
 
-def _json(schema: _Object) -> _Object:
+def _json(kind: type | None) -> _Object:
+    schema = _OBJECT if kind is None else {"$ref": f"#/components/schemas/{kind.__name__.lstrip('_')}"}
     return {"application/json": {"schema": schema}}
-
-
-def _ref(kind: type) -> _Object:
-    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def _renamed(value: Any) -> Any:  # noqa: ANN401  (JSON)

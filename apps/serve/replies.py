@@ -12,7 +12,7 @@ from msgspec.json import encode
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from .guards import ErrorDetails
+from .error_forms import ErrorDetails
 from .logprobs import ChatLogprobs, CompletionLogprobs, Entry, chat_form, completion_form
 from .requests.asked import Asked
 from .requests.tools import Call
@@ -166,8 +166,8 @@ class CompletionsReply:
         )
         return ChatChoice(number, _end(answer.reason, calls), chat_form(answer.logprobs), message)
 
-    def begins(self, number: int) -> list[Event]:
-        """Return the events before an answer. number: the answer's, from 0."""
+    def begins(self, number: int, stats: Stats) -> list[Event]:
+        """Return the events before an answer. number: the answer's, from 0. stats: with its prompt's figures."""
         said = "" if self.asked.tools is None else None  # it may be a call, which has no text
         return [self._part(number, {"role": "assistant", "content": said})] if self.asked.chat else []
 

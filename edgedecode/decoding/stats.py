@@ -88,6 +88,8 @@ class Stats:
     """Prompt tokens that were already in the KV cache."""
     context_full: bool = False
     """The answer ended because the context was full."""
+    stop_string: str = ""
+    """The stop string that ended the answer; empty: none did."""
     dropped_turns: int = 0
     """Number of the conversation's oldest turns that were dropped to make room."""
     reread_tokens: int = 0

@@ -314,7 +314,7 @@ class Session:
             rest = reply.rest()
             self._note_memory()
         stopped = ended or reply.stops.matched is not None
-        self.stats.context_full = not stopped and turns.full
+        self.stats.stop_string, self.stats.context_full = reply.stops.matched or "", not stopped and turns.full
         yield Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def _decoded(self, reply: Reply, *, limit: int) -> Generator[Chunk | None, None, bool]:

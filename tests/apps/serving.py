@@ -36,9 +36,9 @@ from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.models.places import Places
 from edgedecode.apps.serve.requests.asked import Asked, read_chat
-from edgedecode.apps.serve.requests.responses import read_response
 from edgedecode.apps.serve.requests.tool_fields import ToolBody
 from edgedecode.apps.serve.requests.tools import Tools, read_tools
+from edgedecode.apps.serve.responses.bodies import read_response
 from edgedecode.apps.serve.running import Service
 from edgedecode.typed_json import typed
 

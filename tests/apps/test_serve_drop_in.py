@@ -14,6 +14,7 @@ import openai
 
 from edgedecode import SessionOptions
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.apps.serve.metrics import Metrics
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.apps.serving import read_items, text_of
@@ -204,7 +205,7 @@ def test_an_allowed_page_may_use_the_server(origin: str, guarded: Running) -> No
 
 
 def test_a_failing_server_says_so_to_an_allowed_page(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(guarded.service), "running", property(lambda _: 1 / 0))
+    monkeypatch.setattr(Metrics, "text", lambda *_: 1 / 0)
     reply = guarded.get("/metrics", Origin=PAGE, **AUTHORIZED)
     assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (500, PAGE)
 

@@ -3,7 +3,7 @@
 Ollama ignores what it does not know. Here the reply names it: nothing that was asked for is dropped in silence.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from ..requests.asked import (
     most_tokens,
 )
 from ..requests.chat_messages import Conversation, MessageBody
-from ..requests.fields import NO_EFFECT, UNSUPPORTED, read_object, typed_body
+from ..requests.fields import read_object, typed_body, unfollowed
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
@@ -68,13 +68,13 @@ class _Body:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ChatBody(_Body):
+class OllamaChatBody(_Body):
     messages: Annotated[list[_Message], Meta(max_length=10_000)] | None = None
     tools: list[ToolBody] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _GenerateBody(_Body):
+class GenerateBody(_Body):
     """raw: continue the prompt as it is, without the chat template."""
 
     prompt: str | None = None
@@ -87,14 +87,14 @@ class _GenerateBody(_Body):
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /api/chat. Raises InputError."""
     value = read_object(data)
-    body = typed_body(value, _ChatBody)
+    body = typed_body(value, OllamaChatBody)
     return _chat(body, value, body.messages or [], defaults, tools=body.tools)
 
 
 def read_generate(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /api/generate. Raises InputError."""
     value = read_object(data)
-    body = typed_body(value, _GenerateBody)
+    body = typed_body(value, GenerateBody)
     if body.suffix:
         raise InputError("suffix is not supported by this server: leave it out")
     if body.raw and (body.system or body.think):
@@ -144,8 +144,8 @@ def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked
     """Return a request with its limits, and notes of what is not followed."""
     options, given = body.options or _Options(), value.get("options")
     known = {"tools", *(each.name for each in fields(body))}
-    notes = [*asked.notes, *_unfollowed("", value, known)]
-    notes += _unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
+    notes = [*asked.notes, *unfollowed("", value, known)]
+    notes += unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
     tokens = options.num_predict
     return replace(
         asked,
@@ -154,13 +154,6 @@ def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked
         max_tokens=None if tokens is None else most_tokens("options.num_predict", tokens or -1, least=1),
         notes=tuple(notes),
     )
-
-
-def _unfollowed(place: str, given: Mapping[str, JsonValue], known: set[str]) -> Iterator[str]:
-    """Yield a note for each field that is not known, unless it asks for nothing."""
-    for name, value in given.items():
-        if value and name not in known and name not in NO_EFFECT and value not in UNSUPPORTED.get(name, ()):
-            yield f"{place}{name[:80]} was not followed"
 
 
 def _form(given: str | Mapping[str, Any] | None) -> Form | None:

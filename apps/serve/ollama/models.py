@@ -22,14 +22,14 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class _ShowBody:
+class ShowBody:
     model: Name
 
 
 def shown_name(data: bytes) -> str:
     """Return which model a body of /api/show asks for, which older clients call `name`. Raises InputError."""
     value = read_object(data)
-    return typed_body({"model": value.get("name"), **value}, _ShowBody).model
+    return typed_body({"model": value.get("name"), **value}, ShowBody).model
 
 
 def tags(models: Sequence[Listed]) -> dict[str, object]:

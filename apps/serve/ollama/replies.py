@@ -40,7 +40,7 @@ class OllamaReply:
         text = "" if calls else text_of(self.asked, answer.text)
         return self._part(text, answer.thought, calls) | self._end(answer, calls)
 
-    def begins(self, number: int) -> list[Event]:
+    def begins(self, number: int, stats: Stats) -> list[Event]:
         return []
 
     def thinks(self, number: int, thought: str) -> list[Event]:

@@ -1,7 +1,7 @@
 """Reads a body's JSON, and checks which fields it has."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, TypeVar
@@ -87,6 +87,13 @@ def named_in(data: bytes) -> str:
         return decode(data, type=_Named).model
     except (MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+def unfollowed(place: str, given: Mapping[str, JsonValue], known: Collection[str]) -> Iterator[str]:
+    """Yield a note for each field that is not known, unless it asks for nothing. place: what the names begin with."""
+    for name, value in given.items():
+        if value and name not in known and name not in NO_EFFECT and value not in UNSUPPORTED.get(name, ()):
+            yield f"{place}{name[:80]} was not followed"
 
 
 def read_object(data: bytes) -> dict[str, JsonValue]:

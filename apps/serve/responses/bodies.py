@@ -12,8 +12,8 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.text.template_switches import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 
-from .answer_form import FormatBody, read_format
-from .asked import (
+from ..requests.answer_form import FormatBody, read_format
+from ..requests.asked import (
     TRUNCATION,
     VERBOSITIES,
     Asked,
@@ -26,10 +26,10 @@ from .asked import (
     check_choice,
     most_tokens,
 )
-from .chat_messages import Conversation, MessageBody
-from .fields import check_fields, one_of, read_object, typed_body
-from .sampling import SamplingBody
-from .tool_fields import CHOICES, ChoiceBody, ToolBody
+from ..requests.chat_messages import Conversation, MessageBody
+from ..requests.fields import check_fields, one_of, read_object, typed_body
+from ..requests.sampling import SamplingBody
+from ..requests.tool_fields import CHOICES, ChoiceBody, ToolBody
 
 _SAME = (
     *(each.name for each in fields(SamplingBody)),

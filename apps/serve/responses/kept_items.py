@@ -9,8 +9,8 @@ from edgedecode import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.typed_json import described
 
-from .requests.asked import PastTurn
-from .responses import Item
+from ..requests.asked import PastTurn
+from .replies import Item
 
 _NBYTES, _ITEM_NBYTES = 1 << 20, 300
 """Of all items, and of one besides its JSON."""

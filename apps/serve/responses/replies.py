@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from .logprobs import Entry, Logprob, response_form
-from .replies import Answered, Event, calls_of, text_of, timings
-from .requests.asked import Asked, PastTurn
-from .requests.tools import Call
+from ..logprobs import Entry, Logprob, response_form
+from ..replies import Answered, Event, calls_of, text_of, timings
+from ..requests.asked import Asked, PastTurn
+from ..requests.tools import Call
 
 _Ended: TypeAlias = Literal["completed", "incomplete"]
 
@@ -142,7 +142,7 @@ class ResponsesReply:
         self._keep()
         return self._response(answer.reason, [answer.stats])
 
-    def begins(self, number: int) -> list[Event]:
+    def begins(self, number: int, stats: Stats) -> list[Event]:
         empty = self._response(None, ())
         return [self._event("created", response=empty), self._event("in_progress", response=empty)]
 

@@ -1,0 +1,1 @@
+"""Anthropic's API: its bodies are read into the one kind of request, its replies written from the answers."""

@@ -1,0 +1,235 @@
+"""Reads the bodies of /v1/messages and /v1/messages/count_tokens, as the OpenAI chat that means the same.
+
+Clients send fields and blocks of servers that do more than this one. Those are left out, and the reply's header names
+them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from edgedecode import InputError, SamplingOptions
+from edgedecode.text.template_switches import EFFORTS
+from edgedecode.typed_json import JsonValue, typed
+
+from ..requests.answer_form import Form, FormatBody, read_format
+from ..requests.asked import Asked, ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
+from ..requests.chat_messages import Conversation, MessageBody
+from ..requests.fields import one_of, read_object, typed_body, unfollowed
+from ..requests.sampling import SamplingBody
+from ..requests.tool_fields import ChoiceBody, ToolBody
+
+_SAMPLING = [each.name for each in fields(SamplingBody)]
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""What `tool_choice.type` may be, besides a tool, and OpenAI's word for it."""
+_THINKING = ("enabled", "disabled", "adaptive")
+_BILLING = "x-anthropic-billing-header:"
+"""What a line of Claude Code's system prompt begins with. It is no text for a model, and another one in each request:
+no request would continue the conversation before."""
+_NO_EFFECT = ("betas", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """A part of a message. content: of a tool's result, or of a document, whose `source` has it."""
+
+    type: Annotated[str, Meta(description="text, tool_use, tool_result, thinking, document; others are left out.")]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+    source: dict[str, Any] | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    role: Annotated[str, one_of("user", "assistant", "system")]
+    content: str | list[_Block]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FunctionBlock:
+    """type: nothing or `custom`. Tools of other types are the other server's own."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """disable_parallel_tool_use: false allows several calls; default: one."""
+
+    type: Annotated[str, one_of(*_CHOICES, "tool")]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thinking:
+    type: Annotated[str, one_of(*_THINKING)]
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    format: FormatBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesBody(SamplingBody):
+    """The body of /v1/messages, and of /v1/messages/count_tokens. output_format: as in output_config."""
+
+    messages: Annotated[list[_Turn], Meta(min_length=1, max_length=10_000)]
+    model: str | None = None
+    system: str | list[_Block] | None = None
+    max_tokens: Most | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stream: bool | None = None
+    tools: list[_FunctionBlock] | None = None
+    tool_choice: _Choice | None = None
+    thinking: _Thinking | None = None
+    output_config: _Output | None = None
+    output_format: FormatBody | None = None
+    seed: Seed | None = None
+
+
+def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body. Raises InputError."""
+    value = read_object(data)
+    body = typed_body(value, MessagesBody)
+    conversation, notes = _conversation(body)
+    chat = ChatBody(
+        model=body.model,
+        messages=[*conversation.bodies],
+        stop=body.stop_sequences,
+        stream=body.stream,
+        tools=None if body.tools is None else [_tool(each) for each in body.tools],
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is False,
+        reasoning_effort=_effort(body),
+        seed=body.seed,
+        **{name: getattr(body, name) for name in _SAMPLING},
+    )
+    asked = asked_chat(chat, defaults, messages=conversation.read(), form=_form(body))
+    most = None if body.max_tokens is None else most_tokens("max_tokens", body.max_tokens, least=1)
+    known = {*(each.name for each in fields(body)), *_NO_EFFECT}
+    if body.thinking is not None and body.thinking.budget_tokens:
+        notes.append("thinking.budget_tokens was not followed: a thought ends by itself")
+    return replace(asked, max_tokens=most, notes=(*asked.notes, *notes, *unfollowed("", value, known)))
+
+
+def _conversation(body: MessagesBody) -> tuple[Conversation, list[str]]:
+    """Return the messages of a chat, each with its place in the body, and notes. Raises InputError."""
+    found, places, left = list[Any](), list[str](), set[str]()
+    if system := _system(body.system, left):
+        found.append({"role": "system", "content": system})
+        places.append("system")
+    for number, message in enumerate(body.messages):
+        place = f"messages[{number}]"
+        check_choice(f"{place}.role", message.role, ("user", "assistant", "system"))
+        if isinstance(message.content, str):
+            made: list[Any] = [{"role": message.role, "content": message.content}]
+        else:
+            made = [*_messages(message.role, message.content, place, left)]
+        found += made
+        places += [place] * len(made)
+    try:
+        bodies = [typed(message, MessageBody, place) for message, place in zip(found, places, strict=True)]
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None
+    notes = [f"blocks of the types {', '.join(sorted(left))} were left out"] if left else []
+    return Conversation(bodies, places, "tool_use_id"), notes
+
+
+def _system(given: str | list[_Block] | None, left: set[str]) -> str:
+    text = given if isinstance(given, str) else _joined(given or [], "system", left)
+    return "\n".join(line for line in text.split("\n") if not line.startswith(_BILLING))
+
+
+def _messages(role: str, blocks: Sequence[_Block], place: str, left: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a message's blocks: the results of calls first, which answer the message before."""
+    calls, rest = list[JsonValue](), list[_Block]()
+    for number, block in enumerate(blocks):
+        if block.type == "tool_use":
+            calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}})
+        elif block.type == "tool_result":
+            text = _result(block, f"{place}.content[{number}]", left)
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+        elif block.type != "thinking":
+            rest.append(block)
+    thought = "\n".join(block.thinking for block in blocks if block.thinking)
+    text = _joined(rest, place, left)
+    if calls and role != "assistant":
+        raise InputError(f"{place} has a tool_use: only the assistant's messages make calls")
+    if calls or thought or rest or not blocks:
+        yield {"role": role, "content": text, "reasoning_content": thought, "tool_calls": calls or None}
+
+
+def _result(block: _Block, place: str, left: set[str]) -> str:
+    content = block.content
+    text = content if isinstance(content, str) else _joined(_inner(content or [], place), place, left)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _joined(blocks: Sequence[_Block], place: str, left: set[str]) -> str:
+    """Return the text of blocks; add to `left` the types of those that have none. Raises InputError for pictures."""
+    texts = list[str]()
+    for block in blocks:
+        source = block.source or {}
+        if block.type == "image" or source.get("type") in ("base64", "url", "file"):
+            raise InputError(f"{place} has a block of type {block.type[:40]!r}: this server reads text only")
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type in ("document", "search_result"):
+            inner = source.get("data") or source.get("content") or block.content or ""
+            text = inner if isinstance(inner, str) else _joined(_inner(inner, place), place, left)
+            texts += [each for each in (block.title, text) if each]
+        else:
+            left.add(block.type[:40])
+    return "\n".join(texts)
+
+
+def _inner(given: Sequence[Any], place: str) -> list[_Block]:
+    """Return the blocks in a block. Raises InputError."""
+    try:
+        return typed([*given], list[_Block], f"{place}.content")
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None
+
+
+def _tool(tool: _FunctionBlock) -> ToolBody:
+    kind = "function" if tool.type in (None, "custom") else tool.type
+    return ToolBody(kind, None, tool.name, tool.description, tool.input_schema, tool.strict)
+
+
+def _choice(choice: _Choice | None) -> str | ChoiceBody | None:
+    if choice is None or choice.type in _CHOICES:
+        return None if choice is None else _CHOICES[choice.type]
+    check_choice("tool_choice.type", choice.type, (*_CHOICES, "tool"))
+    return ChoiceBody(type="function", name=choice.name)
+
+
+def _effort(body: MessagesBody) -> str | None:
+    """Return how much to think, if that is asked for. Raises InputError."""
+    kind = None if body.thinking is None else body.thinking.type
+    effort = None if body.output_config is None else body.output_config.effort
+    check_choice("thinking.type", kind, _THINKING)
+    check_choice("output_config.effort", effort, EFFORTS)
+    return {None: None, "disabled": "off", "enabled": effort or "on", "adaptive": effort}[kind]
+
+
+def _form(body: MessagesBody) -> Form | None:
+    output = body.output_config or _Output()
+    given = {"output_config.format": output.format, "output_format": body.output_format}
+    return next((read_format(each, name) for name, each in given.items() if each is not None), None)

@@ -1,0 +1,69 @@
+"""The form of an error in each API."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""Anthropic's types of errors by status; of others, `api_error` from 500 on and else `invalid_request_error`."""
+
+
+class ErrorDetails(Struct):
+    """param: the path of the field of the body that is wrong, if known."""
+
+    message: str
+    type: ErrorType
+    param: str | None = None
+    code: str | None = None
+
+
+class Error(Struct):
+    """The reply of every status from 400 on, as OpenAI's API has it."""
+
+    error: ErrorDetails
+
+
+class OllamaError(Struct):
+    error: str
+
+
+class AnthropicErrorDetails(Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(Struct, tag_field="type", tag="error"):
+    error: AnthropicErrorDetails
+
+
+_Kind: TypeAlias = type[Error] | type[OllamaError] | type[AnthropicError]
+
+
+def error_kind(path: str) -> _Kind:
+    """Return the form of errors of a path."""
+    return next((kind for start, kind in _KINDS.items() if path.startswith(start)), Error)
+
+
+def error_form(path: str, status: int, error: ErrorDetails) -> Error | OllamaError | AnthropicError:
+    """Return an error as the API of a path has it."""
+    kind = error_kind(path)
+    if kind is OllamaError:
+        return OllamaError(error.message)
+    return Error(error) if kind is Error else anthropic_error(status, error.message)
+
+
+def anthropic_error(status: int, message: str) -> AnthropicError:
+    """Return an error in Anthropic's form."""
+    kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return AnthropicError(AnthropicErrorDetails(kind, message))
+
+
+_KINDS: dict[str, _Kind] = {"/api/": OllamaError, "/v1/messages": AnthropicError}
+"""By what the paths of an API begin with."""

@@ -1,0 +1,42 @@
+"""Texts and tokens of prompts, for requests that want no answer: memory for them is leased as a session's is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edgedecode.text.encoder import Encoder
+from edgedecode.text.template_switches import template_arguments
+
+from .offered import context_length
+from .requests.asked import Asked
+from .running import Service
+
+
+def prompt_text(asked: Asked, service: Service) -> str:
+    """Return the conversation of a chat as the model reads it. Raises InputError, ContextExceeded, BudgetExceeded."""
+    with encoder(service, asked) as source:
+        return source.render((*asked.messages, asked.message))
+
+
+def prompt_tokens(asked: Asked, service: Service) -> int:
+    """Return how many tokens the conversation of a chat has. Raises as `prompt_text`."""
+    with encoder(service, asked) as source:
+        return len(source.encode(source.render((*asked.messages, asked.message))))
+
+
+@contextmanager
+def encoder(service: Service, asked: Asked | None = None) -> Iterator[Encoder]:
+    """Return the encoder of a session, with a chat's variables of the template. Raises BudgetExceeded."""
+    pair = service.pair
+    details = service.options.details if asked is None else asked.session_options(service.options, number=0).details
+    arguments = template_arguments(pair.tokenizer.chat_template.source, details.template_arguments, think=details.think)
+    source = Encoder(
+        pair.tokenizer,
+        capacity=context_length(service),
+        longest=pair.target.card.context,
+        budget=pair.budget,
+        arguments=arguments,
+    )
+    try:
+        yield source
+    finally:
+        source.close()
