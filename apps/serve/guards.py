@@ -11,7 +11,7 @@ from msgspec.json import decode, encode
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .error_forms import Error, ErrorDetails, ErrorType, error_form
+from .errors.forms import Error, ErrorDetails, ErrorType, error_form
 from .page import ASSETS
 
 _OPEN = ("/health", "/")

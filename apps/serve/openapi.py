@@ -9,7 +9,7 @@ import edgedecode
 
 from .anthropic.bodies import MessagesBody
 from .anthropic.replies import AnthropicMessage, TokenCount
-from .error_forms import error_kind
+from .errors.forms import error_kind
 from .offered import Health, Model, ModelList
 from .ollama.bodies import GenerateBody, OllamaChatBody
 from .ollama.models import ShowBody

@@ -12,7 +12,7 @@ from msgspec.json import encode
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from .error_forms import ErrorDetails
+from .errors.forms import ErrorDetails
 from .logprobs import ChatLogprobs, CompletionLogprobs, Entry, chat_form, completion_form
 from .requests.asked import Asked
 from .requests.tools import Call

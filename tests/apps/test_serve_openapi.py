@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.routing import Route
 
 from edgedecode.apps.serve.application import create_app
-from edgedecode.apps.serve.error_forms import AnthropicError, Error, error_kind
+from edgedecode.apps.serve.errors.forms import AnthropicError, Error, error_kind
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.openapi import description

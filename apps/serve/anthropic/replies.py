@@ -12,7 +12,7 @@ from msgspec.json import encode
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from ..error_forms import anthropic_error
+from ..errors.forms import anthropic_error
 from ..logprobs import Entry
 from ..replies import Answered, Event, calls_of, text_of
 from ..requests.asked import Asked

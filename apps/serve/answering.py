@@ -1,0 +1,213 @@
+"""Answers requests in the form of their API, whole or as the answers are written."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from math import inf
+from typing import TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgedecode import BudgetExceeded, EdgeDecodeError, FinishReason, SamplingOptions
+from edgedecode.decoding.stats import Stats
+from edgedecode.errors import cause
+
+from .anthropic.replies import MessagesReply
+from .errors.statuses import AnswerFailed
+from .guards import JsonResponse
+from .logprobs import Entries, Entry
+from .metrics import Metrics
+from .models.one import Models, UnknownModel
+from .models.places import Busy
+from .offered import sampling_of, within_context
+from .ollama.replies import OllamaReply
+from .reasoning import as_able
+from .replies import Answered, CompletionsReply, Event, calls_of, text_of
+from .requests.asked import Asked, ModelName
+from .requests.fields import named_in
+from .requests.tools import Call
+from .responses.replies import ResponsesReply
+from .rounds import Piece
+from .running import Running, Service
+from .streams import EventStream, unless_gone
+
+Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply
+Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
+Form: TypeAlias = Callable[[Asked, str], Reply]
+_NOTE = "Edgedecode-Note"
+"""A header of replies: what of the request was not followed."""
+_NOT_IN_HEADERS = re.compile(r"[^ -~]")
+_LONGEST_NOTE = 2000
+"""Characters that clients and proxies take."""
+
+
+class Answering:
+    """seconds: for a client to read an event."""
+
+    def __init__(self, models: Models, metrics: Metrics, *, seconds: float) -> None:
+        self._models, self._metrics, self._seconds = models, metrics, seconds
+
+    async def answered(self, request: Request, *, read: Read, form: Form, exact: bool) -> Response:
+        """Answer a request that `read` reads, in the form of its endpoint. exact: as in `Models.find`."""
+        data = await request.body()
+        return await unless_gone(request, self._answer(data, read=read, form=form, exact=exact))
+
+    @asynccontextmanager
+    async def asking(self, data: bytes, read: Read, *, exact: bool = False) -> AsyncIterator[tuple[Asked, Service]]:
+        """Yield what a body asks, of a model that stays in memory meanwhile. Raises InputError, UnknownModel, Busy."""
+        found = await self._found(data, read, exact=exact)
+        async with self._models.using(found) as model:
+            asked = await asyncio.to_thread(read, data, sampling_of(model.service))
+            asked = replace(asked, keep_seconds=inf) if model.stays else asked
+            model.keep_seconds = asked.keep_seconds
+            asked = within_context(replace(asked, model=found), model.service)
+            yield as_able(asked, model.service.pair.tokenizer.chat_template.source), model.service
+
+    async def _answer(self, data: bytes, *, read: Read, form: Form, exact: bool) -> Response:
+        found = await self._found(data, read, exact=exact)
+        if found.pack not in {each.name for each in self._models.loaded}:
+            asked = await asyncio.to_thread(read, data, SamplingOptions())  # what is wrong is told at once
+            if not asked.answers and not asked.keep_seconds:
+                return JsonResponse(form(asked, asked.name).whole([]))
+        async with AsyncExitStack() as stack:
+            asked, service = await stack.enter_async_context(self.asking(data, read, exact=exact))
+            reply = form(asked, asked.name or found.pack)
+            response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
+        if asked.notes:
+            self._metrics.count_notes(len(asked.notes))
+            notes = _NOT_IN_HEADERS.sub("?", "; ".join(" ".join(note.split()) for note in asked.notes))
+            more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
+            response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more
+        return response
+
+    async def _found(self, data: bytes, read: Read, *, exact: bool) -> ModelName:
+        """Return the model that a body names. Raises what is wrong with the body first, then UnknownModel."""
+        try:
+            return await self._models.find(named_in(data), exact=exact)
+        except UnknownModel:
+            await asyncio.to_thread(read, data, SamplingOptions())
+            raise
+
+    async def _whole(self, reply: Reply, service: Service) -> Response:
+        """Answer without streaming, as many answers at a time as the server runs: a list does not fill its queue."""
+        places = asyncio.Semaphore(service.places.parallel)
+
+        async def one(number: int) -> Answered:
+            text, thought, reason = "", "", FinishReason.STOP
+            entries, logprobs = Entries(service.pair.tokenizer), list[Entry]()
+            async with places, service.answering(reply.asked, number=number) as running:
+                async for piece in _pieces(running):
+                    text, thought = text + piece.chunk.text, thought + piece.thought
+                    logprobs += entries.of(piece.chunk.logprobs, text)
+                    reason = piece.chunk.finish_reason or reason
+                stats = running.stats
+            self._metrics.count_answer(stats, calls_of(reply.asked, text))
+            return Answered(text, reason, stats, logprobs, thought)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
+        return JsonResponse(reply.whole([task.result() for task in tasks]))
+
+    async def _streamed(self, reply: Reply, service: Service, holding: AsyncExitStack) -> Response:
+        """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
+        that a refusal has its status. holding: keeps the model in memory; it is taken over unless this raises."""
+        stack = AsyncExitStack()
+        try:
+            running = await stack.enter_async_context(service.answering(reply.asked))
+            first = await anext(running.pieces(), None)  # None: it ended at once, and further pieces end too
+        except BaseException:
+            await stack.aclose()
+            raise
+        whole = AsyncExitStack()
+        whole.push_async_exit(holding.pop_all())
+        whole.push_async_exit(stack)
+
+        async def events() -> AsyncIterator[Event]:
+            every: list[Stats] = []
+            async with stack:
+                async for part in self._parts(reply, 0, running, every, service=service, first=first):
+                    yield part
+            for number in range(1, reply.asked.answers):
+                try:
+                    async with service.answering(reply.asked, number=number) as other:
+                        async for part in self._parts(reply, number, other, every, service=service):
+                            yield part
+                except EdgeDecodeError as error:
+                    for event in reply.fails(cause(error)):
+                        yield event
+            for event in reply.closes(every):
+                yield event
+
+        async def sent() -> AsyncIterator[bytes]:
+            async for event in events():
+                yield reply.encoded(event)
+            yield reply.done
+
+        return EventStream(sent(), whole, media_type=reply.media_type, seconds=self._seconds)
+
+    async def _parts(
+        self,
+        reply: Reply,
+        number: int,
+        running: Running,
+        every: list[Stats],
+        *,
+        service: Service,
+        first: Piece | None = None,
+    ) -> AsyncIterator[Event]:
+        """Yield an answer's events, from its `first` chunk on if that was taken already.
+
+        An answer that may be a call is held back until it ends. Log probabilities are sent with the text of their
+        tokens, those of tokens without text at the end. An error in the middle becomes an event, since the status has
+        been sent.
+        """
+        text, sent, calls = "", 0, tuple[Call, ...]()
+        entries, unsent = Entries(service.pair.tokenizer), list[Entry]()
+        try:
+            for event in reply.begins(number, running.stats):
+                yield event
+            async for piece in _with_first(first, running.pieces()):
+                text += piece.chunk.text
+                reason = piece.chunk.finish_reason
+                held = reply.asked.tools is not None and reply.asked.tools.may_call(text)
+                calls = calls_of(reply.asked, text) if held and reason is not None else ()
+                shown = "" if calls or (held and reason is None) else text_of(reply.asked, text)[sent:]
+                sent += len(shown)
+                unsent += entries.of(piece.chunk.logprobs, text)
+                logprobs = unsent if shown else []
+                unsent = [] if shown else unsent
+                events = reply.thinks(number, piece.thought) if piece.thought else []
+                if shown or piece.report is not None:
+                    events += reply.writes(number, shown, logprobs, piece.report)
+                if reason is not None:
+                    events += reply.ends(number, Answered(text, reason, running.stats, unsent), calls)
+                for event in events:
+                    yield event
+        except EdgeDecodeError as error:
+            for event in reply.fails(cause(error)):
+                yield event
+        every.append(running.stats)
+        self._metrics.count_answer(running.stats, calls)
+
+
+async def _pieces(running: Running) -> AsyncIterator[Piece]:
+    """Yield the pieces of an answer. Raises AnswerFailed for what fails after the first, but for a lack of memory."""
+    begun = False
+    try:
+        async for piece in running.pieces():
+            begun = True
+            yield piece
+    except (BudgetExceeded, Busy):
+        raise
+    except EdgeDecodeError as error:
+        raise AnswerFailed(str(error)) if begun else error from None
+
+
+async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    if first is not None:
+        yield first
+    async for piece in others:
+        yield piece
