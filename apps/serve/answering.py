@@ -93,23 +93,27 @@ class Answering:
 
     async def _whole(self, reply: Reply, service: Service) -> Response:
         """Answer without streaming, as many answers at a time as the server runs: a list does not fill its queue."""
-        places = asyncio.Semaphore(service.places.parallel)
+        asked, places = reply.asked, asyncio.Semaphore(service.places.parallel)
 
-        async def one(number: int) -> Answered:
+        async def answered(running: Running, place: int) -> Answered:
             text, thought, reason = "", "", FinishReason.STOP
             entries, logprobs = Entries(service.pair.tokenizer), list[Entry]()
-            async with places, service.answering(reply.asked, number=number) as running:
-                async for piece in _pieces(running):
-                    text, thought = text + piece.chunk.text, thought + piece.thought
-                    logprobs += entries.of(piece.chunk.logprobs, text)
-                    reason = piece.chunk.finish_reason or reason
-                stats = running.stats
-            self._metrics.count_answer(stats, calls_of(reply.asked, text))
+            async for piece in _pieces(running, place):
+                text, thought = text + piece.chunk.text, thought + piece.thought
+                logprobs += entries.of(piece.chunk.logprobs, text)
+                reason = piece.chunk.finish_reason or reason
+            stats = running.stats(place)
+            self._metrics.count_answer(stats, calls_of(asked, text))
             return Answered(text, reason, stats, logprobs, thought)
 
+        async def together(number: int) -> list[Answered]:
+            async with places, service.answering(asked, number=number) as running:
+                return [await answered(running, place) for place in range(running.count)]
+
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
-        return JsonResponse(reply.whole([task.result() for task in tasks]))
+            firsts = range(0, asked.answers, service.together(asked))
+            tasks = [group.create_task(together(number)) for number in firsts]
+        return JsonResponse(reply.whole([answer for task in tasks for answer in task.result()]))
 
     async def _streamed(self, reply: Reply, service: Service, holding: AsyncExitStack) -> Response:
         """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
@@ -128,13 +132,16 @@ class Answering:
         async def events() -> AsyncIterator[Event]:
             every: list[Stats] = []
             async with stack:
-                async for part in self._parts(reply, 0, running, every, service=service, first=first):
-                    yield part
-            for number in range(1, reply.asked.answers):
+                for number in range(running.count):
+                    begun = None if number else first
+                    async for part in self._parts(reply, number, running, every, service=service, first=begun):
+                        yield part
+            for start in range(running.count, reply.asked.answers, running.count):
                 try:
-                    async with service.answering(reply.asked, number=number) as other:
-                        async for part in self._parts(reply, number, other, every, service=service):
-                            yield part
+                    async with service.answering(reply.asked, number=start) as other:
+                        for number in range(start, start + other.count):
+                            async for part in self._parts(reply, number, other, every, service=service):
+                                yield part
                 except EdgeDecodeError as error:
                     for event in reply.fails(cause(error)):
                         yield event
@@ -164,12 +171,12 @@ class Answering:
         tokens, those of tokens without text at the end. An error in the middle becomes an event, since the status has
         been sent.
         """
-        text, sent, calls = "", 0, tuple[Call, ...]()
+        text, sent, calls, place = "", 0, tuple[Call, ...](), number % running.count
         entries, unsent = Entries(service.pair.tokenizer), list[Entry]()
         try:
-            for event in reply.begins(number, running.stats):
+            for event in reply.begins(number, running.stats(place)):
                 yield event
-            async for piece in _with_first(first, running.pieces()):
+            async for piece in _with_first(first, running.pieces(place)):
                 text += piece.chunk.text
                 reason = piece.chunk.finish_reason
                 held = reply.asked.tools is not None and reply.asked.tools.may_call(text)
@@ -183,21 +190,21 @@ class Answering:
                 if shown or piece.report is not None:
                     events += reply.writes(number, shown, logprobs, piece.report)
                 if reason is not None:
-                    events += reply.ends(number, Answered(text, reason, running.stats, unsent), calls)
+                    events += reply.ends(number, Answered(text, reason, running.stats(place), unsent), calls)
                 for event in events:
                     yield event
         except EdgeDecodeError as error:
             for event in reply.fails(cause(error)):
                 yield event
-        every.append(running.stats)
-        self._metrics.count_answer(running.stats, calls)
+        every.append(running.stats(place))
+        self._metrics.count_answer(running.stats(place), calls)
 
 
-async def _pieces(running: Running) -> AsyncIterator[Piece]:
+async def _pieces(running: Running, place: int) -> AsyncIterator[Piece]:
     """Yield the pieces of an answer. Raises AnswerFailed for what fails after the first, but for a lack of memory."""
     begun = False
     try:
-        async for piece in running.pieces():
+        async for piece in running.pieces(place):
             begun = True
             yield piece
     except (BudgetExceeded, Busy):

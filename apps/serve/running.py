@@ -2,29 +2,35 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 
-from edgedecode import BudgetExceeded, Chunk, Pair, Session, SessionOptions
+from edgedecode import BudgetExceeded, Chunk, Pair, Rule, Session, SessionOptions
+from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.stats import Stats
 from edgedecode.pack.manifest import MANIFEST_NAME
-from edgedecode.sessions.answer import Answer
+from edgedecode.sessions.answer import Answer, Samples
 
 from .echo import Echo, completed
 from .models.places import CLOSING, Busy, Places
 from .reasoning import Thoughts, thoughts_of
-from .requests.asked import Asked
+from .requests.asked import PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
 
 _IDLE = 8
 """Sessions that are kept for their KV cache; the budget may hold fewer."""
+_ROWS = 16
+"""Most answers that one pass serves: its rows of logits are planned, and more of them are hardly cheaper each."""
 
 
 class Running:
-    """An answer in a thread of its own: an asynchronous iterator of chunks. rounds: report how they were made."""
+    """An answer in a thread of its own, or several that a session decodes together: asynchronous iterators of chunks.
+
+    rounds: report how they were made. thoughts: of each answer; None: nothing is set apart.
+    """
 
     def __init__(
         self,
@@ -32,31 +38,37 @@ class Running:
         start: Callable[[Session], Answer | Echo],
         *,
         rounds: bool = False,
-        thoughts: Thoughts | None = None,
+        thoughts: Sequence[Thoughts | None] = (None,),
     ) -> None:
         self._session, self._start, self._rounds, self._thoughts = session, start, rounds, thoughts
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self._queues: list[asyncio.Queue[Piece | Exception | None]] = [asyncio.Queue() for _ in thoughts]
         self._stopping = threading.Event()
         self._refusal: Busy | None = None
         self._answer: Answer | Echo | None = None
-        self._ended = False
+        self._ended = set[int]()
         self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
         self._done = asyncio.Event()
         self._thread.start()
 
     @property
-    def stats(self) -> Stats:
-        """The answer's statistics so far."""
+    def count(self) -> int:
+        """How many answers it gives."""
+        return len(self._queues)
+
+    def stats(self, number: int = 0) -> Stats:
+        """Return an answer's statistics so far."""
+        if isinstance(self._answer, Samples):
+            return self._answer.every[number]
         stats: Stats = self._session.stats
         return stats
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the chunks that were not yielded yet, with reports if asked for. Raises what the answer raised."""
-        while not self._ended:
-            found = await self._queue.get()
+    async def pieces(self, number: int = 0) -> AsyncIterator[Piece]:
+        """Yield an answer's chunks that were not yielded yet, with reports if asked for. Raises what it raised."""
+        while number not in self._ended:
+            found = await self._queues[number].get()
             if found is None:
-                self._ended = True
+                self._ended.add(number)
             elif isinstance(found, Exception):
                 raise found
             else:
@@ -79,15 +91,18 @@ class Running:
             answer = self._answer = self._start(self._session)
             if self._stopping.is_set():  # `halt` came before there was an answer
                 answer.stop()
-            log = RoundLog(answer.stats) if self._rounds else None
-            complete = False
+            every = answer.every if isinstance(answer, Samples) else (answer.stats,)
+            logs = [RoundLog(stats) if self._rounds else None for stats in every]
+            running = {*range(self.count)}
             for chunk in answer:
-                complete = chunk.finish_reason is not None
-                self._put(self._piece(chunk, None if log is None else log.report(chunk), answer.stats))
+                if chunk.finish_reason is not None:
+                    running.discard(chunk.number)
+                report = None if (log := logs[chunk.number]) is None else log.report(chunk)
+                self._put(self._piece(chunk, report, every[chunk.number]), (chunk.number,))
             if self._stopping.is_set():
                 answer.close()
-            if self._refusal is not None and not complete:
-                self._put(self._refusal)
+            if self._refusal is not None:
+                self._put(self._refusal, running)
         except Exception as error:
             self._put(self._refusal or error)
         finally:
@@ -96,16 +111,19 @@ class Running:
 
     def _piece(self, chunk: Chunk, report: Mapping[str, object] | None, stats: Stats) -> Piece:
         """Return a chunk with the thought in it apart, whose tokens are counted."""
-        if self._thoughts is None:
+        if (thoughts := self._thoughts[chunk.number]) is None:
             return Piece(chunk, report)
-        thinking = self._thoughts.thinking
-        thought, text = self._thoughts.parted(chunk.text, ended=chunk.finish_reason is not None)
-        if thinking or thought or self._thoughts.thinking:
+        thinking = thoughts.thinking
+        thought, text = thoughts.parted(chunk.text, ended=chunk.finish_reason is not None)
+        if thinking or thought or thoughts.thinking:
             stats.thought_tokens += len(chunk.tokens)
         return Piece(replace(chunk, text=text), report, thought)
 
-    def _put(self, item: Piece | Exception | None) -> None:
-        self._call(self._queue.put_nowait, item)
+    def _put(self, item: Piece | Exception | None, numbers: Collection[int] | None = None) -> None:
+        """Put an item into the queues of these answers; None: of all."""
+        for number, queue in enumerate(self._queues):
+            if numbers is None or number in numbers:
+                self._call(queue.put_nowait, item)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function in the event loop. Once that is closed the server has stopped, and the answer ends too."""
@@ -135,20 +153,37 @@ class Service:
         """Answers that run."""
         return len(self._answers)
 
+    def together(self, asked: Asked) -> int:
+        """Return how many answers to a prompt one session decodes at once: all, or one where that cannot be."""
+        base, mode = self.options, asked.model.mode
+        lossy = base.details.switch is not None or base.details.rule is Rule.RATIO
+        alone = mode == SWITCH or (mode != PLAIN and lossy) or base.drafter not in (None, NO_DRAFTER) or base.draft_max
+        alone = alone or asked.truncates or asked.echo or asked.max_tokens == 0 or not self.pair.target.card.tree
+        return 1 if alone else max(1, asked.each)
+
     @asynccontextmanager
     async def answering(self, asked: Asked, *, number: int = 0) -> AsyncIterator[Running]:
-        """Run one answer of a request. Raises Busy, and the errors of a session."""
+        """Run the answer of a request, or those that are made together, from this number on.
+
+        Raises Busy, and the errors of a session.
+        """
         await self.places.take()
+        count = self.together(asked)
         try:
             options = asked.session_options(self.options, number=number)
+            if count > 1:
+                details = replace(options.details, samples=min(count, _ROWS))
+                options = replace(options, drafter=None, draft_max=None, details=details)
             session = await self._session(options, asked)
         except BaseException:
             self.places.leave()
             raise
-        thoughts = None
+        thoughts: list[Thoughts | None] = [None] * count
         if asked.chat and options.grammar is None:
             details = options.details
-            thoughts = thoughts_of(self.pair.tokenizer, details.template_arguments, details.think)
+            thoughts = [
+                thoughts_of(self.pair.tokenizer, details.template_arguments, details.think) for _ in range(count)
+            ]
         running = Running(session, partial(self._start, asked, number), rounds=asked.rounds, thoughts=thoughts)
         self._answers.add(running)
         self.places.running += 1
@@ -188,11 +223,14 @@ class Service:
             await self.places.announce()
 
     def _start(self, asked: Asked, number: int, session: Session) -> Answer | Echo:
+        most, top = asked.max_tokens, asked.top_logprobs
+        if (count := self.together(asked)) > 1:
+            prompt, raw = (asked.message, False) if asked.chat else (asked.prompt(number), True)
+            return session.samples(prompt, count, raw=raw, max_tokens=most, stop=asked.stop, top_logprobs=top)
         if not asked.chat:
             if asked.echo or asked.max_tokens == 0:
                 return Echo(session, self.pair.tokenizer, asked, number=number)
             return completed(session, asked, asked.prompt(number))
-        most, top = asked.max_tokens, asked.top_logprobs
         return session.stream(asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top)
 
     async def _session(self, options: SessionOptions, asked: Asked) -> Session:

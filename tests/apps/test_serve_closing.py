@@ -40,7 +40,7 @@ from time import sleep
 from edgedecode.apps.serve.connections import ClosingServer
 from edgedecode.apps.serve.running import Running
 ClosingServer.grace_seconds, put = {}, Running._put
-Running._put = lambda self, item: (sleep(0.05), put(self, item))
+Running._put = lambda self, *given: (sleep(0.05), put(self, *given))
 """
 """Code of the process: the grace time, and chunks that are slow enough not to end within the test."""
 
@@ -274,7 +274,7 @@ def test_an_answer_ends_when_its_event_loop_is_closed(pair: Pair) -> None:
         closed.set()
         running._thread.join(60)
         assert not running._thread.is_alive()
-        assert running.stats.tokens < 100
+        assert running.stats().tokens < 100
 
 
 def ask(address: str, seed: int) -> int:

@@ -159,3 +159,31 @@ def test_a_client_that_leaves_stops_the_scoring(server: Running, monkeypatch: py
     wait_for(lambda: not server.service.running)
     monkeypatch.undo()
     assert complete(server, prompt="a")["usage"]["completion_tokens"] == 5
+
+
+@streamed
+def test_answers_to_one_prompt_are_made_in_one_state(
+    server: Running, monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    """Each is that of its seed alone, to every prompt of a list; a pass has a row for each."""
+    fields: Any = {"temperature": 1, "logprobs": 1, "max_tokens": 12}
+    alone = [complete(server, prompt=text, seed=3 + n, **fields)["choices"][0] for text in TEXTS[:2] for n in range(5)]
+    passes = list[int]()
+    forward = server.pair.target.forward
+
+    def counted(tokens: Any, *rest: Any, **named: Any) -> Any:
+        passes.append(len(tokens))
+        return forward(tokens, *rest, **named)
+
+    monkeypatch.setattr(server.pair.target, "forward", counted)
+    wanted = {"prompt": TEXTS[:2], "seed": 3, "n": 5}
+    if stream:
+        parts = [*server.client.completions.create(**GREEDY | fields | wanted, stream=True)]
+        texts = ["".join(c.text for part in parts for c in part.choices if c.index == n) for n in range(10)]
+    else:
+        found = complete(server, **fields, **wanted)["choices"]
+        texts = [choice["text"] for choice in found]
+        assert [choice["logprobs"] for choice in found] == [choice["logprobs"] for choice in alone]
+    assert texts == [choice["text"] for choice in alone]
+    assert len(passes) <= 2 * (12 + 2)
+    assert max(passes) == 5 or max(passes[2:]) > 1
