@@ -5,7 +5,6 @@ The text between the codes is unchanged, except on a terminal, where control cha
 
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -70,17 +69,6 @@ class Paint:
         shades = {**SOURCES, "other": _OTHER}
         width = max(len(shade.name) for shade in shades.values())
         return [f"{self.paint(f'{shade.name:<{width}}', source)}  {shade.origin}" for source, shade in shades.items()]
-
-
-def add_colour_option(parser: ArgumentParser) -> None:
-    """Add --color."""
-    parser.add_argument(
-        "--color",
-        choices=["auto", "always", "never"],
-        default="never",
-        help="colour tokens by source: green for accepted ones of a draft model, cyan for repeated text, yellow for "
-        "those that no target verified; auto: only on a terminal (default: never)",
-    )
 
 
 def dim(text: str, stream: TextIO) -> str:

@@ -36,8 +36,8 @@ from edgedecode.open_pack import KV_TYPES, LoadOptions
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.text.printable import checked_text, file_text
-from edgedecode.text.template_switches import EFFORTS, idle_switch
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
@@ -292,10 +292,11 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
             f"--draft-max {arguments.draft_max} contradicts --drafter {NO_DRAFTER}: leave one of the two out"
         )
     adapter, scale = arguments.adapter or (None, 1.0)
-    if not getattr(arguments, "json", False) and (
-        idle := idle_switch(pair.tokenizer.chat_template.source, arguments.think)
-    ):
-        notice(idle)
+    if arguments.think and not getattr(arguments, "json", False):
+        from edgedecode.text.template_switches import idle_switch  # late: it parses the template
+
+        if idle := idle_switch(pair.tokenizer.chat_template.source, arguments.think):
+            notice(idle)
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
         adapter=adapter,

@@ -15,6 +15,7 @@ from typing import Protocol, TextIO
 __all__ = [
     "MOST",
     "Command",
+    "add_color",
     "add_json",
     "add_pack",
     "add_prompt",
@@ -140,6 +141,17 @@ def add_stats(parser: ArgumentParser) -> None:
         choices=("short", "full"),
         metavar="full",
         help="show speed, drafts and peak memory after each answer; `--stats full`: all that was counted",
+    )
+
+
+def add_color(parser: ArgumentParser) -> None:
+    """Add --color."""
+    parser.add_argument(
+        "--color",
+        choices=["auto", "always", "never"],
+        default="never",
+        help="colour tokens by source: green for accepted ones of a draft model, cyan for repeated text, yellow for "
+        "those that no target verified; auto: only on a terminal (default: never)",
     )
 
 

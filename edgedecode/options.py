@@ -86,8 +86,7 @@ class SessionDetails:
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """Variables of the chat template, as JSON values, beside the conversation."""
     think: str = ""
-    """Whether a model with such a switch thinks before it answers: on, off, minimal, low, medium or high; empty: as its
-    template has it."""
+    """How much a model with such a switch thinks before it answers, one of `EFFORTS`; empty: as its template has it."""
     samples: int = 1
     """Answers at once to plan for (`Session.samples`): rows of logits, and no drafters."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import (
@@ -47,6 +45,7 @@ from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
+    from edgedecode.adapters.pack_adapters import AdapterChoice
     from edgedecode.structured.grammar import Grammar
 
 __all__ = ["PROCESS", "Pair"]
@@ -92,9 +91,9 @@ class Pair:
         except BaseException:
             self._process.release()
             raise
-        adapters = PackAdapters(manifest, root, model=target, runtime=runtime.name, budget=budget, turn=turn)
         self.shared = Resources(
             manifest=manifest,
+            root=root,
             tokenizer=tokenizer,
             budget=budget,
             engine=runtime,
@@ -102,16 +101,15 @@ class Pair:
             target=target,
             drafts=DraftModels(
                 self._load_draft,
-                adapters=partial(adapters.of_draft, runtime=draft_engine(runtime)),
+                adapters=lambda model: self.shared.adapters().of_draft(model, runtime=draft_engine(runtime)),
             ),
             footprint=footprint,
             preferred=footprint.preferred if footprint is not None else self._preferred(),
-            adapters=adapters,
             turn=turn,
             sources=sources,
         )
         """The resources that its sessions share."""
-        self._adapters = self.shared.adapters.choice()
+        self._adapters: AdapterChoice | None = None
 
     @property
     def target(self) -> LanguageModel:
@@ -147,9 +145,14 @@ class Pair:
 
         Raises the errors of `PackAdapters.use`, and InputError once the pair is closed.
         """
-        chosen = self.turn.run(lambda: self._still_open()._adapters.choose(name, more=True))
-        assert chosen is not None
-        return chosen.use
+
+        def chosen() -> AdapterUse:
+            self._adapters = self._still_open()._adapters or self.shared.adapters().choice()
+            found = self._adapters.choose(name, more=True)
+            assert found is not None
+            return found.use
+
+        return self.turn.run(chosen)
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, optionally after earlier messages.

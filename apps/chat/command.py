@@ -5,10 +5,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from edgedecode import InputError, WhenFull
-from edgedecode.commands import Command, add_prompt, add_stats, positive_count
+from edgedecode.commands import Command, add_color, add_prompt, add_stats, positive_count
 from edgedecode.text.printable import checked_text
 
-from ..colour import Paint, add_colour_option
+from ..colour import Paint
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 from .input_history import InputHistory, kept_history
 from .lines import Lines, PipedLines, TerminalLines
@@ -39,7 +39,7 @@ class ChatCommand:
             help="neither keep the messages typed at a terminal, to recall them in later chats, nor read earlier ones; "
             "they are in the user's cache, see `edgedecode cache`",
         )
-        add_colour_option(parser)
+        add_color(parser)
         add_pack_options(parser)
         add_prompt(parser, "the first message")
         add_session_options(parser)

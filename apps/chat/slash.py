@@ -11,8 +11,9 @@ from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.commands import scaled_name
 from edgedecode.pack.entries import DRAFT_ADAPTER
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.text.printable import counted, shown
-from edgedecode.text.template_switches import EFFORTS, idle_switch
+from edgedecode.text.template_switches import idle_switch
 from edgedecode.text.transcript import turn_starts
 
 from ..colour import Paint

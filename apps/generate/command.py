@@ -4,12 +4,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
-from edgedecode.commands import Command, add_json, add_prompt, add_stats, positive_count, print_json
+from edgedecode.commands import Command, add_color, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
-from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
 from ..verb_options import (
     add_pack_options,
@@ -20,12 +20,15 @@ from ..verb_options import (
     system_messages,
 )
 
+if TYPE_CHECKING:
+    from ..colour import Paint
+
 
 @dataclass(slots=True)
 class Reply:
     """The answer so far. With `stream`, each chunk is written and flushed as it arrives."""
 
-    paint: Paint
+    paint: "Paint | None"
     stream: bool
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -37,7 +40,7 @@ class Reply:
         self.tokens += chunk.tokens
         self.finish_reason = chunk.finish_reason or self.finish_reason
         if self.stream and chunk.text:
-            sys.stdout.write(self.paint.paint(chunk.text, chunk.source))
+            sys.stdout.write(chunk.text if self.paint is None else self.paint.paint(chunk.text, chunk.source))
             sys.stdout.flush()
 
     def end(self) -> None:
@@ -98,7 +101,7 @@ class GenerateCommand:
         add_samples(parser)
         add_stats(parser)
         add_json(parser)
-        add_colour_option(parser)
+        add_color(parser)
         add_pack_options(parser)
         add_prompt(parser, "the user's message (default, and -: standard input)")
         add_session_options(parser)
@@ -116,7 +119,7 @@ class GenerateCommand:
 
 
 def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
-    reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
+    reply = Reply(_paint(arguments.color), stream=not arguments.json)
     stop = [checked_text(text, "--stop") for text in arguments.stop]
     start = session.complete if arguments.raw else session.stream
     try:
@@ -133,7 +136,7 @@ def _answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
     stop = [checked_text(text, "--stop") for text in arguments.stop]
     count, most = arguments.samples, arguments.max_tokens
     answers = session.samples(prompt, count, raw=arguments.raw, max_tokens=most, stop=stop)
-    replies = [Reply(Paint.for_stream(sys.stdout, when="never"), stream=False) for _ in range(count)]
+    replies = [Reply(_paint("never"), stream=False) for _ in range(count)]
     shown = 0
     try:
         for chunk in until_interrupted(answers):
@@ -155,6 +158,15 @@ def _answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
 def _value(reply: Reply, stats: Stats) -> dict[str, object]:
     value = {"text": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason.value}
     return value | {"seed": stats.seed, "stats": stats.as_dict()}
+
+
+def _paint(when: str) -> "Paint | None":
+    """Return what changes the text for standard output; None: nothing does."""
+    if when == "never" and not sys.stdout.isatty():
+        return None
+    from ..colour import Paint
+
+    return Paint.for_stream(sys.stdout, when=when)
 
 
 def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:

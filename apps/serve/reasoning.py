@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgedecode import InputError, Message
-from edgedecode.text.template_switches import EFFORTS, SWITCHES, THINKING, can_think, template_arguments
+from edgedecode.text.chat_template import EFFORTS
+from edgedecode.text.template_switches import SWITCHES, THINKING, can_think, template_arguments
 from edgedecode.text.tokenizer import Tokenizer
 
 from .requests.asked import Asked

@@ -10,7 +10,7 @@ from importlib.resources import files
 from statistics import median
 
 from edgedecode import Pair
-from edgedecode.decoding.constraint import FORCED
+from edgedecode.decoding.drafts import FORCED
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.prompts import Prompt
 from edgedecode.typed_json import JsonValue

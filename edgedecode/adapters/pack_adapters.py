@@ -20,12 +20,6 @@ from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 
-from .adapter_parts import MAKING
-
-_TENSOR_NBYTES = 4096
-"""An engine's overhead per tensor."""
-_MOST_TENSORS = 512
-"""Tensors assumed for an adapter whose file is not read."""
 _LEAST_USED = -(1 << 29)
 """Base of the leases' priorities: each use of an adapter gets a higher one, all below 0."""
 
@@ -291,35 +285,6 @@ class PackAdapters:
             ) from None
         digests = ((self._manifest.outside.get(each) or self._manifest.files[each]).sha256 for each in listed)
         return hashlib.sha256(" ".join((name, *digests)).encode()).hexdigest()
-
-
-def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
-    """Return the most memory that an engine needs for an adapter of the pack, and for a copy of another scale.
-
-    Of matrices in float32, laid out in whichever way takes more, while the last one is made. Raises as
-    `PackAdapters.use`.
-    """
-    located, listed = manifest.located_adapter(name), manifest.adapters[name]
-    from .adapter_change import pack_projections
-    from .gguf_adapter import read_gguf_matrices
-    from .peft_folder import read_peft_adapter
-
-    path, model = root / located.file, manifest.models[listed.role]
-    try:
-        found = (
-            read_peft_adapter(root / listed.config, path)
-            if listed.config
-            else read_gguf_matrices(path, model, name=listed.role)
-        )
-        projections = pack_projections(manifest, root, role=listed.role)
-        parts = projections.sort(found.matrices())
-    except CapabilityError:
-        if listed.config:
-            raise
-        return path.stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS, 0  # llama.cpp takes the file as it is
-    plain = [projections.most_nbytes(each) for each in parts]
-    scaled = [projections.most_nbytes(each, scaled=True) for each in parts]
-    return sum(plain) + MAKING * max(scaled, default=0) + _TENSOR_NBYTES * found.tensors, sum(scaled) - sum(plain)
 
 
 def _check_scale(scale: float) -> None:

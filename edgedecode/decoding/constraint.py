@@ -5,10 +5,8 @@ from typing import Protocol
 
 from edgedecode.arrays import FloatArray
 
-from .drafts import EMPTY_DRAFT, Draft
+from .drafts import EMPTY_DRAFT, FORCED, Draft
 
-FORCED = "forced"
-"""The source of tokens that a constraint forces."""
 MOST_FORCED = 16
 """Most forced tokens of a round."""
 

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from edgedecode.errors import InputError
 from edgedecode.sampling.sampler import Noise
 
-from .constraint import Constraint, allowed_draft
 from .drafter import Closable, Drafter, Watching
 from .drafts import EMPTY_DRAFT, Draft, is_chain
 from .offers import OpenOffers
@@ -30,6 +30,9 @@ from .policy import (
     Signals,
 )
 from .verify import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from .constraint import Constraint
 
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason=NO_SPEED_UP)
@@ -148,6 +151,8 @@ class Drafting:
         draft = self._checked(draft, name, length)
         self._returned = len(draft)
         if constraint is not None and len(draft):
+            from .constraint import allowed_draft  # late: few answers have one
+
             draft = allowed_draft(constraint, draft)
             if not len(draft):
                 self.plan = replace(self.plan, reason="the grammar allows no draft")

@@ -16,10 +16,10 @@ from edgedecode.arrays import IntArray
 from edgedecode.errors import InputError
 from edgedecode.sampling.probs import Probs
 
-__all__ = ["TARGET", "WRITER", "Draft", "DraftMode", "TrimmedVocabulary"]
+__all__ = ["FORCED", "TARGET", "WRITER", "Draft", "DraftMode", "TrimmedVocabulary"]
 
-TARGET, WRITER = "target", "draft"
-"""Sources of tokens: the target, and the draft model where it writes without verification."""
+TARGET, WRITER, FORCED = "target", "draft", "forced"
+"""Sources of tokens: the target, the draft model where it writes without verification, and a constraint."""
 
 
 class DraftMode(Enum):

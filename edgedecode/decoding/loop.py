@@ -3,20 +3,25 @@
 Read `export/bundles/device/decode.py` first: the same algorithm for greedy chains, and nothing else.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
-from .constraint import Constraint
 from .drafting import Drafting
 from .model import AdapterUse, LanguageModel, State
 from .policy import kind_of
 from .stats import Stats, Stopwatch
 from .verify import Outcome, Rule, TargetRows, Verdict, verify
 from .writers import Switching, Writers
+
+if TYPE_CHECKING:  # few answers have one
+    from .constraint import Constraint
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "begin_answer", "decode", "prefill", "prefilled"]
 

@@ -1,19 +1,25 @@
 """Verification: which drafted tokens are accepted, and which token the target adds. Preserves its distribution."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import CapabilityError
-from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
-from .constraint import FORCED, Constraint
-from .drafts import WRITER, Draft, DraftMode, chain, children
+from .drafts import FORCED, WRITER, Draft, DraftMode, chain, children
+
+if TYPE_CHECKING:  # few answers have either
+    from edgedecode.sampling.log_probabilities import TokenLogprob
+
+    from .constraint import Constraint
 
 __all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "unverified", "verify"]
 

@@ -3,17 +3,21 @@
 The loop has one `Writers`, which knows neither the target nor its state.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgedecode.sampling.sampler import Sampler
 
-from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, Draft
 from .stats import TimeSplit
 from .verify import Verdict, unverified
+
+if TYPE_CHECKING:  # few answers have one
+    from .constraint import Constraint
 
 
 class Switching(Protocol):
@@ -79,8 +83,11 @@ class Writers:
         if self.first or self.switching is not None:  # with switching, the target writes single tokens
             return EMPTY_DRAFT
         left = room - 1
-        if self.constraint is not None and len(forced := forced_draft(self.constraint, left)):
-            return forced
+        if self.constraint is not None:
+            from .constraint import forced_draft
+
+            if len(forced := forced_draft(self.constraint, left)):
+                return forced
         if self.drafting is None or not self.drafting.asks():
             return EMPTY_DRAFT
         self._asked = True

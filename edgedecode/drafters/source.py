@@ -29,7 +29,7 @@ class DraftSetting:
     vocabulary_size: int
     capacity: int
     """Positions of the session's target state."""
-    draft_model: LanguageModel | None
+    draft_model: LanguageModel | None = None
     ends: frozenset[int] = frozenset()
     """End-of-sequence ids; no draft runs past one."""
     sampled: bool = False

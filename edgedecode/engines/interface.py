@@ -33,6 +33,8 @@ ADAPTERS = "lora"
 """The need of a model that takes adapters. Some engines open another graph for it."""
 SQUARES = "squares"
 """The need of a model that is a `SquaresModel`."""
+INT8_KV = "kv:int8"
+"""The need of a model with keys and values of 8 bits."""
 
 
 def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:

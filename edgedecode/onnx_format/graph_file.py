@@ -112,6 +112,14 @@ class GraphFile:
         parts += [(14, pair_field(14, pair)) for pair in self.metadata.items()]
         return b"".join(_ordered(parts))
 
+    def producer(self, name: str) -> Node | None:
+        """Return the node that computes a value; None: an input or initializer."""
+        return next((node for node in self.nodes if name in node.outputs), None)
+
+    def consumers(self, name: str) -> list[Node]:
+        """Return the nodes that read a value."""
+        return [node for node in self.nodes if name in node.inputs]
+
     def _read_graph(self, data: memoryview) -> None:
         for item in read_fields(data):
             if item.number == 1:

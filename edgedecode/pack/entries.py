@@ -138,6 +138,9 @@ class ActivationsEntry:
 
 NPU_FOLDER = "npu"
 """The folder of a pack that holds compiled graphs, in a folder for each chip or group of chips."""
+STATIC, GGUF, DRAFTING_HEAD = "static", "gguf", "head"
+"""Capabilities of graphs: static ones (`static_graphs.py`), which only providers that need them ask for; those that are
+built from a GGUF file, which is then the graph's file; those of drafting heads."""
 STATIC_PREFIX = "static-"
 """Begins the file names of static graphs, which lie next to the weights."""
 

@@ -7,8 +7,6 @@ serves chains and trees, and it hides the rows that only fill the width. Outputs
 pass's own keys and values, [1, KV heads, width, head size], of which the runtime keeps the rows it wants.
 """
 
-STATIC = "static"
-"""Capability of these graphs. Only providers that need them ask for it."""
 MASK, WINDOW_MASK = "attention_mask", "window_mask"
 HIDDEN_SCORE = -1e4
 """Mask value of a slot that a row does not see. It fits 16-bit floats, where -inf turns a softmax into NaN on NPUs."""

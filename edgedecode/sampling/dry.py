@@ -17,7 +17,6 @@ from edgedecode.errors import InputError
 
 from .penalties import Marked
 
-BREAKERS = ("\n", ":", '"', "*")
 _MOST_BREAKERS, _LONGEST_BREAKER = 128, 64
 _MOST_OVER = 64
 """Tokens above the allowed length that count, which bounds the work on a text that repeats one token."""
@@ -94,14 +93,16 @@ def checked_breakers(given: Iterable[str | int]) -> tuple[str | int, ...]:
     return given
 
 
-def breaker_ids(given: Iterable[str | int], find: Callable[[str], Collection[int]]) -> tuple[int, ...]:
+def breaker_ids(
+    given: Iterable[str | int], find: Callable[[str], Collection[int]], *, defaults: Collection[str | int]
+) -> tuple[int, ...]:
     """Return the ids of breakers. find: returns the ids of the tokens that contain a text.
 
     Raises InputError for a text that no token contains, except the defaults, which need not suit a tokenizer.
     """
     ids = set[int]()
     for each in given:
-        if isinstance(each, str) and not (found := find(each)) and each not in BREAKERS:
+        if isinstance(each, str) and not (found := find(each)) and each not in defaults:
             raise InputError(f"dry_sequence_breakers has {each!r}, which no token contains: give shorter texts")
         ids |= {each} if isinstance(each, int) else {*found}
     return tuple(sorted(ids))

@@ -4,8 +4,11 @@ Options apply in the order of `SamplingOptions`, as in transformers: penalties o
 top-k, top-p, min-p, typical p, XTC.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +17,15 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
 from .counter_rng import first_arrivals, first_uniform, mixed
-from .dry import Repetitions
-from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
 from .penalties import Counter, LastTokens, Marked
 from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw, weighted
 from .weights import SamplingOptions
+
+if TYPE_CHECKING:  # few answers are asked for either
+    from .dry import Repetitions
+    from .log_probabilities import TokenLogprob
 
 _NOISE_BLOCK = 256
 """Uniforms that are generated at once."""
@@ -111,7 +116,14 @@ class Sampler:
         window = options.penalty_window
         self._counter = LastTokens(vocabulary_size, window) if window else Counter(vocabulary_size)
         self._penalises = options.penalises
-        self._dry = None if not options.dry_multiplier else Repetitions(vocabulary_size, options.repetition)
+        self._dry: Repetitions | None = None
+        if options.dry_multiplier:
+            from .dry import RepetitionPenalty, Repetitions
+
+            multiplier, base, allowed = options.dry_multiplier, options.dry_base, options.dry_allowed_length
+            last, breakers = options.dry_penalty_last_n, options.dry_sequence_breakers
+            penalty = RepetitionPenalty(multiplier, base, allowed, last, breakers)
+            self._dry = Repetitions(vocabulary_size, penalty)
         self._unpenalised = options.unpenalised()
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
@@ -154,6 +166,8 @@ class Sampler:
 
     def logprob(self, row: FloatArray, token: int, *, top: int) -> TokenLogprob:
         """Return a token's log probability in the softmax of a raw row, with the `top` likeliest; padding excluded."""
+        from .log_probabilities import token_logprob
+
         leading = self.top(row, top) if top else np.empty(0, np.int64)
         return token_logprob(row[: self.vocabulary_size], token, leading)
 

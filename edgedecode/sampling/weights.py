@@ -14,7 +14,6 @@ from typing import Annotated, Any, get_type_hints
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-from .dry import BREAKERS, RepetitionPenalty, breaker_ids, checked_breakers
 from .penalties import Bias, Marked, biases_of, checked_bias, frequent, present, repeated
 from .truncations import Floor, Truncation, kth_largest, near_best, near_top, nucleus, typical, without_best
 
@@ -62,6 +61,8 @@ class SamplingOption:
 
 
 _ABOVE_0 = math.ulp(0.0)
+BREAKERS = ("\n", ":", '"', "*")
+"""What ends DRY's repetitions by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,10 @@ class SamplingOptions:
         object.__setattr__(self, "active", active)
         object.__setattr__(self, "logit_bias", pairs := checked_bias(self.logit_bias))
         object.__setattr__(self, "biases", biases_of(pairs))
-        object.__setattr__(self, "dry_sequence_breakers", checked_breakers(self.dry_sequence_breakers))
+        if self.dry_sequence_breakers is not BREAKERS:
+            from .dry import checked_breakers  # late: most answers are without DRY
+
+            object.__setattr__(self, "dry_sequence_breakers", checked_breakers(self.dry_sequence_breakers))
 
     @property
     def greedy(self) -> bool:
@@ -297,15 +301,12 @@ class SamplingOptions:
             raise InputError(f"logit_bias has the id {last}, and the vocabulary's ids are 0 to {size - 1}")
         if not self.dry_multiplier:
             return self
-        return replace(self, dry_sequence_breakers=breaker_ids(self.dry_sequence_breakers, find))
+        from .dry import breaker_ids
+
+        return replace(self, dry_sequence_breakers=breaker_ids(self.dry_sequence_breakers, find, defaults=BREAKERS))
 
     def as_dict(self) -> dict[str, float]:
         return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}
-
-    @property
-    def repetition(self) -> RepetitionPenalty:
-        multiplier, base, allowed = self.dry_multiplier, self.dry_base, self.dry_allowed_length
-        return RepetitionPenalty(multiplier, base, allowed, self.dry_penalty_last_n, self.dry_sequence_breakers)
 
     def unpenalised(self) -> SamplingOptions:
         """Return options for rows that have the biases and penalties already."""

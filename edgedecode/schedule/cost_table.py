@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from edgedecode.decoding.policy import MAX_DRAFT
 
-from .fixed_widths import fixed_curve, fixed_prior, fixed_width
 from .medians import LATEST, Recent
 
 WIDEST = MAX_DRAFT + 1
@@ -138,7 +137,10 @@ class CostTable:
         """Learn from one pass, or the median of several. Wider ones are ignored until the baseline step is known."""
         if not 0 < seconds < math.inf or width > (self.widths or [math.inf])[-1]:  # several passes of fixed width
             return
-        width = fixed_width(width, self.widths)
+        if self.widths:
+            from .fixed_widths import fixed_width  # late, as below: most targets take any number of rows
+
+            width = fixed_width(width, self.widths)
         if width == 1:
             for _ in range(min(passes, LATEST // 2 + 1)):  # so many decide the median
                 self._plain.observe(seconds)
@@ -179,7 +181,11 @@ class CostTable:
         least = 1 + (curve - 1) * (1 - 0.5 / (1 + known))
         if self._kept is not None:  # what is doubted may be wrong by any factor, until such a width is measured again
             least = np.minimum(least, np.where(known < 0.5, 1 + 0.5 * _prior(self.widths) * rows, np.inf))
-        self._curve, self._least = (fixed_curve(found.tolist(), self.widths) for found in (curve, least))
+        self._curve, self._least = curve.tolist(), least.tolist()
+        if self.widths:
+            from .fixed_widths import fixed_curve
+
+            self._curve, self._least = (fixed_curve(found, self.widths) for found in (self._curve, self._least))
 
     def _weights(self) -> npt.NDArray[np.float64]:
         """Return the weight at each width of the passes measured at each other, [width, measured]."""
@@ -213,6 +219,10 @@ def _kernel() -> npt.NDArray[np.float64]:
 def _prior(fixed: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Return the prior β by width."""
     beta = np.interp(np.maximum(1, np.arange(WIDEST + 1)), list(PRIOR_BETA), list(PRIOR_BETA.values()))
+    if not fixed:
+        return beta
+    from .fixed_widths import fixed_prior
+
     return fixed_prior(beta, fixed)
 
 

@@ -7,7 +7,6 @@ from edgedecode.decoding.policy import ASKED, NO_DRAFTER
 from .cost_model import CostModel
 from .cost_table import WIDEST, CostTable
 from .draft_cost import GUESS
-from .fixed_widths import fixed_width
 
 
 def step_seconds(costs: CostModel, context_tokens: int) -> float | None:
@@ -64,8 +63,11 @@ class Prices:
 
     def slack(self, length: int, most: int) -> int:
         """Return a draft length up to `most` tokens longer, if these do not take a wider pass of fixed width."""
-        widths = self._table.widths
-        return min(length + most, max(length, fixed_width(length + 1, widths) - 1)) if widths else length + most
+        if not (widths := self._table.widths):
+            return length + most
+        from .fixed_widths import fixed_width
+
+        return min(length + most, max(length, fixed_width(length + 1, widths) - 1))
 
     def round(self, length: int, *, step: float = 0.0, host: float = 0.0, least: bool = False) -> float:
         """Return the cost of a round that drafts `length` tokens, in baseline rounds. least: as in `best_length`."""

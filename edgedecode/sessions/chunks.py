@@ -6,16 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from edgedecode.decoding.drafts import TARGET
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.text.detokenizer import Detokenizer
-from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # few answers are asked for either
+    from edgedecode.sampling.log_probabilities import TokenLogprob
+    from edgedecode.text.stop_strings import StopStrings
 
 TARGET_SOURCE = TARGET
 
@@ -88,7 +91,7 @@ class Reply:
     """
 
     detokenizer: Detokenizer
-    stops: StopStrings
+    stops: StopStrings | None
     top_logprobs: int | None = None
     text: str = ""
 
@@ -98,13 +101,24 @@ class Reply:
     ) -> Reply:
         """Return an empty reply. Raises InputError, and CapabilityError if some tokens are not verified."""
         if top_logprobs is not None:
+            from edgedecode.sampling.log_probabilities import check_top_logprobs
+
             check_top_logprobs(top_logprobs)
-        if top_logprobs is not None and options.details.switch is not None:
-            raise CapabilityError(
-                "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
-                "the target does not process: leave out switching"
-            )
+            if options.details.switch is not None:
+                raise CapabilityError(
+                    "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
+                    "the target does not process: leave out switching"
+                )
+        if not stop and not isinstance(stop, str):
+            return cls(tokenizer.detokenizer(), None, top_logprobs)
+        from edgedecode.text.stop_strings import StopStrings
+
         return cls(tokenizer.detokenizer(), StopStrings(stop), top_logprobs)
+
+    @property
+    def matched(self) -> str:
+        """The stop string that ended the text; empty: none."""
+        return "" if self.stops is None else self.stops.matched or ""
 
     def said(self, verdict: Verdict, tokens: list[int], stats: Stats) -> list[Chunk]:
         """Return a round's `chunks`; drop the tokens after a stop string, with which `tokens` end, and count it all."""
@@ -119,7 +133,7 @@ class Reply:
 
     def chunks(self, verdict: Verdict) -> list[Chunk]:
         """Add a round's tokens up to the one that completes a stop string; valid until the target's next forward."""
-        chunks = [self.say(run, source) for run, source in _runs_of(verdict) if self.stops.matched is None]
+        chunks = [self.say(run, source) for run, source in _runs_of(verdict) if not self.matched]
         if self.top_logprobs is None:
             return chunks
         logprobs = iter(verdict.logprobs(self.top_logprobs))
@@ -128,17 +142,20 @@ class Reply:
     def say(self, run: tuple[int, ...], source: str) -> Chunk:
         """Add the tokens of a run up to the one that completes a stop string, as decoding without drafts would."""
         text, taken = "", 0
-        while taken < len(run) and self.stops.matched is None:
-            text += self.stops.push(self.detokenizer.push(run[taken : taken + 1]))
+        while taken < len(run) and not self.matched:
+            text += self._shown(self.detokenizer.push(run[taken : taken + 1]))
             taken += 1
         self.text += text
         return Chunk(text, run[:taken], source)
 
     def rest(self) -> str:
         """Return the text held back, and hold nothing any more."""
-        text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        text = self._shown(self.detokenizer.flush()) + (self.stops.flush() if self.stops is not None else "")
         self.text += text
         return text
+
+    def _shown(self, text: str) -> str:
+        return text if self.stops is None else self.stops.push(text)
 
 
 def _runs_of(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:

@@ -1,13 +1,18 @@
 """A pair's draft models, the full one and the trimmed one: which is preferred, and which are loaded."""
 
-from collections.abc import Callable, Collection, Sequence
+from __future__ import annotations
 
-from edgedecode.adapters.pack_adapters import PackAdapters
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ADAPTERS
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.pack.entries import DRAFT, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
+
+if TYPE_CHECKING:
+    from edgedecode.adapters.pack_adapters import PackAdapters
 
 DRAFT_ROLES = (DRAFT, TRIM, HEAD)
 FULL = "model"

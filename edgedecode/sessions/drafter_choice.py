@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.verify import Rule
@@ -147,8 +146,11 @@ def check_options(options: SessionOptions, choice: DrafterChoice, *, card: Model
 
 def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
     """Return the most rows of logits that a pass of the target computes."""
-    forced = MOST_FORCED if options.grammar is not None else 0
-    return max(choice.draft_max, forced) + 1
+    if options.grammar is None:
+        return choice.draft_max + 1
+    from edgedecode.decoding.constraint import MOST_FORCED  # late: few sessions have a grammar
+
+    return max(choice.draft_max, MOST_FORCED) + 1
 
 
 def check_switching(options: SessionOptions, *, has_draft: bool) -> None:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.adapters.pack_adapters import loaded_nbytes
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import distributions_nbytes
@@ -196,6 +195,8 @@ class PackFootprint:
         if not name:
             return []
         if name not in self._adapters:
+            from edgedecode.adapters.adapter_memory import loaded_nbytes  # late: most sessions use none
+
             self._adapters[name] = loaded_nbytes(self._manifest, self._root, name)
         nbytes, copied = self._adapters[name]
         return [

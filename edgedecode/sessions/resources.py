@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet, finalize
 
-from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
@@ -31,6 +31,7 @@ from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
+    from edgedecode.adapters.pack_adapters import PackAdapters
     from edgedecode.memory.planner import MemoryPlan
     from edgedecode.structured.grammar import Grammar
     from edgedecode.structured.guidance import GrammarTokens
@@ -60,6 +61,7 @@ class Resources:
     """Everything a session needs from its pair. The pair creates and closes it."""
 
     manifest: Manifest
+    root: Path
     tokenizer: Tokenizer
     budget: Budget
     engine: Runtime
@@ -71,7 +73,6 @@ class Resources:
     """The memory plan of sessions; None: the engine cannot plan."""
     preferred: tuple[str, ...]
     """The drafters with a draft model that sessions may choose by default, the preferred one first."""
-    adapters: PackAdapters
     turn: FairLock
     """Held while the models, or anything else here, are used."""
     sources: dict[str, DrafterSource]
@@ -84,6 +85,8 @@ class Resources:
     grammar_tokens: GrammarTokens | None = None
     """The tokens as grammars need them; made for the first session with a grammar, and leased then."""
     grammar_lease: Lease | None = None
+    target_adapters: PackAdapters | None = None
+    """The target's adapters; made when one is used."""
     clock: Callable[[], float] = perf_counter
     """Seconds, by which rounds are timed."""
 
@@ -94,6 +97,21 @@ class Resources:
         """Return the drafters for these options. Raises as `choose_drafters`."""
         facts = DraftingFacts(self.target.card, self.preferred, self.sources)
         return choose_drafters(options, facts)
+
+    def adapters(self) -> PackAdapters:
+        """Return the pack's adapters for the target."""
+        if self.target_adapters is None:
+            from edgedecode.adapters.pack_adapters import PackAdapters
+
+            self.target_adapters = PackAdapters(
+                self.manifest,
+                self.root,
+                model=self.target,
+                runtime=self.engine.name,
+                budget=self.budget,
+                turn=self.turn,
+            )
+        return self.target_adapters
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:
         """Return what a grammar, if any, allows. Raises as `GrammarTokens`, and BudgetExceeded."""

@@ -80,7 +80,7 @@ def sampled(
 def _said(reply: Reply, branch: Branch, verdict: Verdict, *, context: int) -> list[Chunk]:
     """Return a round's chunks of one answer, the last one if it ends."""
     said = reply.said(verdict, branch.tokens, branch.stats)
-    stopped = reply.stops.matched is not None or verdict.outcome is Outcome.ENDED
+    stopped = bool(reply.matched) or verdict.outcome is Outcome.ENDED
     branch.done |= stopped
     if branch.done:
         branch.stats.peak_nbytes = peak_nbytes()

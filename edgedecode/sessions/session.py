@@ -3,13 +3,14 @@
 An answer is `stream`, `_prepare`, `_chunks` and `_decoded`; the decode loop below them is decoding/loop.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import finalize
 
-from edgedecode.decoding.constraint import Constraint
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
@@ -18,9 +19,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
-from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
-from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.answer import Answer, Samples
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
 from edgedecode.sessions.drafter_choice import check_options, check_samples, most_rows
@@ -31,6 +30,10 @@ from edgedecode.sessions.turns import Turns
 from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:
+    from edgedecode.decoding.constraint import Constraint
+    from edgedecode.sampling.log_probabilities import TokenLogprob
 
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -71,7 +74,6 @@ class Session:
                 sampling=self.sampling,
                 vocabulary_size=card.vocabulary_size,
                 capacity=self.context,
-                draft_model=None,
                 ends=self._ends,
                 sampled=options.details.rule is Rule.RATIO,
                 noise=self._noise,
@@ -191,13 +193,12 @@ class Session:
         The prompt may fill the context. top_logprobs: as in `stream`. `complete` with the same prompt reuses its KV
         cache. Raises as `complete`, and CapabilityError if another call of this session stops it.
         """
-        check_top_logprobs(top_logprobs)
 
         def prepare() -> Answer:
             self._stop_running()
-            turn, target = self._turns.open(prompt, limit=0), self._shared.target
-            sampler = self._sampler(SamplingOptions())
-            return self._run(self._turns.scores(turn, target, sampler, top=top_logprobs, rows=self._rows), Stats())
+            target, draw = self._shared.target, self._row_draw
+            scores = self._turns.scores(prompt, target, draw, top=top_logprobs, rows=self._rows)
+            return self._run(scores, Stats())
 
         scoring = self._own.run(prepare)
         found = [None, *(each for chunk in scoring for each in chunk.logprobs)]
@@ -240,7 +241,7 @@ class Session:
                 self._ahead.end()
             answering = self._running is not None and not self._running.ended
             self._turns.adapter = self._shared.turn.run(
-                lambda: self._drafts.load_adapter(self._turns.adapters.choose(name, scale=scale, more=answering))
+                lambda: self._drafts.load_adapter(self._turns.chosen(name, scale=scale, more=answering))
             )
             if answering:
                 notice("the adapter changes with the next message: this answer continues with its own")
@@ -313,8 +314,8 @@ class Session:
                 self._begin_noise(answer_seed(self.seed, -restarts))  # at these positions the seed's noise was used
             rest = reply.rest()
             self._note_memory()
-        stopped = ended or reply.stops.matched is not None
-        self.stats.stop_string, self.stats.context_full = reply.stops.matched or "", not stopped and turns.full
+        stopped = ended or bool(reply.matched)
+        self.stats.stop_string, self.stats.context_full = reply.matched, not stopped and turns.full
         yield Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def _decoded(self, reply: Reply, *, limit: int) -> Generator[Chunk | None, None, bool]:
@@ -334,27 +335,23 @@ class Session:
                     continue
                 yield from reply.said(verdict, tokens, stats)
                 shared.mind_memory()
-                if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
+                if reply.matched or verdict.outcome is Outcome.ENDED:
                     return True
         return False
 
     def _setting(self, noise: Noise, constraint: Constraint | None) -> DecodeSetting:
         """Return the parts of an answer that decodes without drafts."""
-        span = self._turns.reading.span
+        span, size = self._turns.reading.span, self._shared.target.card.vocabulary_size
         return DecodeSetting(
             adapter=span.use,
             adapter_from=span.start,
-            sampler=self._sampler(self.sampling),
+            sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
             noise=noise,
             rule=self.options.details.rule,
             ends=self._ends,
             clock=self._shared.clock,
             constraint=constraint,
         )
-
-    def _sampler(self, sampling: SamplingOptions) -> Sampler:
-        size = self._shared.target.card.vocabulary_size
-        return Sampler(sampling, vocabulary_size=size, row_draw=self._row_draw)
 
     def _run(self, chunks: Generator[Chunk | None], stats: Stats) -> Answer:
         """Make these chunks the running answer."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import AdapterSpan, AdapterUse, DraftHead, LanguageModel
@@ -29,6 +28,7 @@ from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
+    from edgedecode.adapters.pack_adapters import ActiveAdapter
     from edgedecode.switching.draft_writer import DraftWriter
 
 

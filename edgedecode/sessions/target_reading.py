@@ -1,13 +1,18 @@
 """Reuse the target's KV cache between messages: how many tokens stay valid, under which adapter."""
 
-from collections.abc import Generator, Iterator, Sequence
+from __future__ import annotations
 
-from edgedecode.adapters.pack_adapters import ActiveAdapter
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
 from edgedecode.decoding.model import AdapterSpan, LanguageModel, State
 from edgedecode.errors import BudgetExceeded
-from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.sampler import Sampler
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:  # few answers are asked for either
+    from edgedecode.adapters.pack_adapters import ActiveAdapter
+    from edgedecode.sampling.log_probabilities import TokenLogprob
 
 _SCORED = 16
 """Tokens per scoring pass. The logits of a pass are held together: 10 MB at 152,000 ids. 512 tokens of the

@@ -1,21 +1,28 @@
 """The turns of a conversation: their tokens, what the KV cache keeps of them, and which are dropped for room."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ContextExceeded
-from edgedecode.options import SessionOptions, WhenFull, planned_context
+from edgedecode.options import SessionDetails, SessionOptions, WhenFull, planned_context
+from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply, TurnsDropped
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
-from edgedecode.text.template_switches import template_arguments
 from edgedecode.text.transcript import Transcript, Turn
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:  # most sessions use no adapter
+    from edgedecode.adapters.pack_adapters import ActiveAdapter, AdapterChoice
 
 LEAST_ROOM = 8
 """Turns are dropped if an answer would have less than 1/LEAST_ROOM of the context."""
@@ -33,17 +40,17 @@ class Turns:
         """rows: of logits that a pass computes at most. tree: drafts may branch."""
         self._when_full, self._most = options.details.when_full, shared.target.card.context
         context = planned_context(options.context, self._most)
-        source = shared.tokenizer.chat_template.source
         with ExitStack() as undo:
-            self.adapters = shared.adapters.choice()
-            undo.callback(self.adapters.release)
-            self.adapter = self.adapters.choose(options.adapter, scale=options.details.adapter_scale)
+            self._shared = shared
+            self._choice: AdapterChoice | None = None
+            undo.callback(self._release_adapters)
+            self.adapter = self.chosen(options.adapter, scale=options.details.adapter_scale)
             self._encoder = Encoder(
                 shared.tokenizer,
                 capacity=context,
                 longest=self._most,
                 budget=shared.budget,
-                arguments=template_arguments(source, options.details.template_arguments, think=options.details.think),
+                arguments=_template_arguments(shared, options.details),
                 in_turn=shared.turn.run,
             )
             undo.callback(self._encoder.close)
@@ -53,8 +60,16 @@ class Turns:
         self.reading = TargetReading(self.state)
         self._answering = self.adapter
         """The adapter of the running answer, which keeps it when another one is chosen for the next message."""
-        for release in (self._encoder.close, self.adapters.release):
-            finalize(self, release)  # for a session that is garbage-collected without being closed
+        finalize(self, self._encoder.close)  # for a session that is garbage-collected without being closed
+
+    def chosen(self, name: str | None, *, scale: float, more: bool = False) -> ActiveAdapter | None:
+        """Load an adapter and hold it for this conversation. As `AdapterChoice.choose`."""
+        if self._choice is None:
+            if name is None:
+                return None
+            self._choice = self._shared.adapters().choice()
+            finalize(self, self._choice.release)
+        return self._choice.choose(name, scale=scale, more=more)
 
     @property
     def context(self) -> int:
@@ -94,7 +109,7 @@ class Turns:
                 self.begin(turn, lambda: reply.text)
                 yield
         finally:
-            self.adapters.narrow(self.adapter)  # another one may have been chosen in between
+            self._narrow()  # another one may have been chosen in between
 
     @contextmanager
     def unrecorded(self, turn: Turn) -> Iterator[None]:
@@ -105,14 +120,15 @@ class Turns:
             yield
         finally:
             self.transcript.start_over(before)
-            self.adapters.narrow(self.adapter)  # another one may have been chosen in between
+            self._narrow()
 
     def begin(self, turn: Turn, said: Callable[[], str]) -> int:
         """Take the turn's tokens, and keep of the KV cache what it shares with them; return how many it lacks.
 
         said: returns the text of its answer so far.
         """
-        self.adapters.keep(self._answering, self.adapter)
+        if self._choice is not None:
+            self._choice.keep(self._answering, self.adapter)
         old, new = self.transcript.tokens, [*turn.tokens, *turn.reply]
         self.reading.begin(old, new, adapter=self._answering, prompt=turn.tokens)
         self.transcript.begin_reply(turn, said=said)
@@ -134,8 +150,20 @@ class Turns:
             return None
         return self.transcript.shorter_turn(turn, context=self.context)
 
-    def scores(self, turn: Turn, target: LanguageModel, sampler: Sampler, *, top: int, rows: int) -> Generator[Chunk]:
-        """Yield the tokens of a bare prompt after each pass, with their log probabilities. As `TargetReading.score`."""
+    def scores(
+        self, prompt: str | Sequence[int], target: LanguageModel, draw: RowDraw, *, top: int, rows: int
+    ) -> Generator[Chunk]:
+        """Return the tokens of a bare prompt after each pass, with their log probabilities. As `TargetReading.score`.
+
+        Raises as `open`, and InputError for a `top` out of range.
+        """
+        from edgedecode.sampling.log_probabilities import check_top_logprobs  # late: few prompts are scored
+
+        check_top_logprobs(top)
+        sampler = Sampler(SamplingOptions(), vocabulary_size=target.card.vocabulary_size, row_draw=draw)
+        return self._scored(self.open(prompt, limit=0), target, sampler, top=top, rows=rows)
+
+    def _scored(self, turn: Turn, target: LanguageModel, sampler: Sampler, *, top: int, rows: int) -> Generator[Chunk]:
         with self.unrecorded(turn):
             for found in self.reading.score(turn.tokens, target, sampler, top=top, rows=rows):
                 yield Chunk("", tuple(each.token for each in found), TARGET_SOURCE, logprobs=found)
@@ -143,5 +171,23 @@ class Turns:
     def close(self) -> None:
         """Release everything, even if some of it raises."""
         with ExitStack() as closing:
-            for close in (self._encoder.close, self.state.close, self.adapters.release):
+            for close in (self._encoder.close, self.state.close, self._release_adapters):
                 closing.callback(close)
+
+    def _narrow(self) -> None:
+        if self._choice is not None:
+            self._choice.narrow(self.adapter)
+
+    def _release_adapters(self) -> None:
+        if self._choice is not None:
+            self._choice.release()
+
+
+def _template_arguments(shared: Resources, details: SessionDetails) -> Mapping[str, object]:
+    """Return the variables of the chat template. Raises InputError."""
+    if not (details.template_arguments or details.think):
+        return {}
+    from edgedecode.text.template_switches import template_arguments  # late: it parses the template
+
+    source = shared.tokenizer.chat_template.source
+    return template_arguments(source, details.template_arguments, think=details.think)

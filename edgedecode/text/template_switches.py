@@ -8,6 +8,7 @@ from jinja2.meta import find_undeclared_variables
 
 from edgedecode.errors import InputError
 
+from .chat_template import EFFORTS
 from .template_sandbox import template_sandbox
 
 _RESERVED = frozenset(
@@ -29,8 +30,6 @@ SWITCHES = ("enable_thinking", "thinking", "think")
 """Names of the switch in published templates: Qwen 3 and SmolLM 3, Granite and DeepSeek."""
 _EFFORT = "reasoning_effort"
 """Where gpt-oss's template reads how long to think."""
-EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much to think: `on` and `off`, and OpenAI's names, of which `none` and `minimal` mean off."""
 _OFF = ("off", "none", "minimal")
 THINKING = tuple(each for each in EFFORTS if each not in _OFF)
 

@@ -8,8 +8,8 @@ from shlex import quote
 
 from edgedecode.errors import ExportError
 from edgedecode.pack.chips import CHIPS
+from edgedecode.pack.entries import STATIC
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
-from edgedecode.pack.static_graphs import STATIC
 from edgedecode.typed_json import JsonValue
 
 from ..gguf.maker import GgufMaker

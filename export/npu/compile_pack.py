@@ -16,11 +16,11 @@ from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.errors import ExportError
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.context_check import context_node
-from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
+from edgedecode.pack.entries import NPU_FOLDER, STATIC, STATIC_PREFIX, CompiledEntry
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import Graph, Manifest
 from edgedecode.pack.new_folder import link_or_copy, work_folder
-from edgedecode.pack.static_graphs import HEAD_ROWS, STATIC
+from edgedecode.pack.static_graphs import HEAD_ROWS
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 

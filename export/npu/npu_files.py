@@ -8,10 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from edgedecode.errors import ManifestError
 from edgedecode.pack import new_folder
-from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
+from edgedecode.pack.entries import NPU_FOLDER, STATIC, STATIC_PREFIX, CompiledEntry
 from edgedecode.pack.manifest import Graph, Manifest
 from edgedecode.pack.pack_change import PackChange, changed_pack, check_own
-from edgedecode.pack.static_graphs import STATIC
 
 
 def static_graphs(manifest: Manifest) -> list[tuple[str, str, Graph]]:

@@ -3,17 +3,11 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK
+from edgedecode.engines.interface import INT8_KV, NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.pack.entries import TRIM
+from edgedecode.pack.entries import GGUF, STATIC, TRIM
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import STATIC
 
-GGUF = "gguf"
-"""The capability of a graph that is built from a GGUF file, which is the graph's file."""
-DRAFTING_HEAD = "head"
-"""The capability of the graph of a drafting head."""
-INT8_KV = "kv:int8"
 _KV = "kv:"
 _EXPORTED_AS = {"lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""
@@ -49,6 +43,15 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     return min(suitable, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
 
 
+def with_graph(entry: ModelEntry, root: Path) -> ModelEntry:
+    """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
+    if entry.graphs or not entry.gguf:
+        return entry
+    from .gguf.opening import with_gguf_graph
+
+    return with_gguf_graph(entry, root)
+
+
 def is_gguf(entry: ModelEntry) -> bool:
     """Return whether a model's graphs are built from a GGUF file."""
     return any(GGUF in graph.capabilities for graph in entry.graphs.values())
@@ -60,6 +63,15 @@ def file_nbytes(path: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None
+
+
+def graph_nbytes(entry: ModelEntry, graph: Graph, root: Path) -> int:
+    """Return the size of a graph's file, or of the graph that is made from a GGUF file."""
+    if GGUF not in graph.capabilities:
+        return file_nbytes(root / graph.file)
+    from .gguf.opening import gguf_graph_nbytes
+
+    return gguf_graph_nbytes(entry)
 
 
 def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:

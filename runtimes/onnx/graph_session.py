@@ -8,7 +8,6 @@ from threading import Lock
 
 from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import MASK
 
 from .kernels.rewriting import GIVEN_TILES, GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
@@ -150,7 +149,7 @@ def check_contract(
             raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
     more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
-    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases], more=more)
+    check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
         raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
@@ -158,25 +157,10 @@ def check_contract(
         raise ManifestError(f"{path} has no adapter inputs, the manifest says it does: export the pack again")
 
 
-def check_static_contract(
-    session: Untyped, entry: ModelEntry, *, path: Path, width: int, slots: int, windows: Sequence[str]
-) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs of a static one of this size."""
-    adapters = [value.name for value in session.get_inputs() if value.name.startswith(ADAPTER_INPUT)]
-    needed = ["input_ids", "position_ids", "rows", *windows]
-    _check_contract(session, entry, path=path, needed=needed, more=[MASK, *adapters])
-    shapes = {value.name: value.shape for value in session.get_inputs()}
-    found = shapes["input_ids"][-1], shapes["past_key_values.0.key"][2]
-    if found != (width, slots):
-        raise ManifestError(
-            f"{path} has passes of {found[0]} rows and {found[1]} past slots, the manifest says {width} and {slots}: "
-            f"make the pack's static graphs again"
-        )
-
-
-def _check_contract(
+def check_names(
     session: Untyped, entry: ModelEntry, *, path: Path, needed: Sequence[str], more: Sequence[str] = ()
 ) -> None:
+    """Raise ManifestError unless the graph has these inputs, perhaps `more`, and the entry's caches and sizes."""
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
     wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
     if missing := [name for name in wanted if name not in shapes]:

@@ -27,7 +27,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 from .graph_choice import is_gguf
 from .graph_session import ADAPTER_INPUT
-from .kernels.deltas import TILE
+from .kernels.joins import TILE
 from .onnx_engine import Untyped
 
 Value = Callable[[npt.NDArray[np.generic]], Untyped]

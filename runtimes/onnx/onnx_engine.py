@@ -1,5 +1,8 @@
-"""The engine's Python module: import, log level, and the first line of its errors."""
+"""The engine's Python module: import, version, log level, and the first line of its errors."""
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from edgedecode.errors import RuntimeUnavailable
@@ -19,6 +22,16 @@ def import_engine() -> Untyped:
         ) from None
     onnxruntime.set_default_logger_severity(SILENT)  # for messages outside a session, such as refused allocations
     return onnxruntime
+
+
+def engine_version() -> str | None:
+    """Return onnxruntime's version, of any of its distributions; None: it is not installed."""
+    if find_spec("onnxruntime") is None:
+        return None
+    for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"):  # which install the same module
+        with suppress(PackageNotFoundError):
+            return version(f"onnxruntime{suffix}")
+    return "unknown"
 
 
 def first_line(error: BaseException) -> str:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ManifestError
 from edgedecode.memory.budget import Holder
+from edgedecode.pack.entries import GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from .graph_choice import GGUF
 from .graph_needs import GraphSizes, measured_sizes
 
 if TYPE_CHECKING:
     from .kernels.serving import Served
+    from .providers.provider import Provider
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -93,6 +94,12 @@ class Footprint:
             return self.rows_per_pass
         floats = self.bias_nbytes // FLOAT_NBYTES
         return max(1, min(self.rows_per_pass, (isqrt(total * total + 4 * floats) - total) // 2))
+
+
+def code_holders(provider: Provider) -> tuple[Holder, ...]:
+    """Return the pages of the engine, and of a provider's library and driver."""
+    driver = provider.driver_nbytes()
+    return Holder("engine code", ENGINE_NBYTES), *([Holder(f"driver:{provider.name}", driver)] if driver else [])
 
 
 def rows_per_pass(entry: ModelEntry, *, adapters: bool) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,25 +15,25 @@ import numpy.typing as npt
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
-from edgedecode.engines.interface import SQUARES, Device, ModelFootprint, ModelRequest
+from edgedecode.engines.interface import INT8_KV, SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.process_memory import release_pages
+from edgedecode.pack.entries import DRAFTING_HEAD, GGUF, STATIC
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import STATIC
 from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .graph_choice import DRAFTING_HEAD, GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf
+from .graph_choice import choose_graph, file_nbytes, graph_nbytes, is_gguf, with_graph
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.rewriting import GIVEN_TILES
 from .kernels.serving import Served, explain, given_table, serve
 from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
-from .onnx_engine import import_engine
-from .onnx_footprint import ENGINE_NBYTES, Footprint, planned, rows_per_pass
+from .onnx_engine import engine_version, import_engine
+from .onnx_footprint import Footprint, code_holders, planned, rows_per_pass
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider, choose_provider, every_provider, find_provider
@@ -43,11 +41,8 @@ from .providers.provider import Provider, choose_provider, every_provider, find_
 if TYPE_CHECKING:
     from .static.static_open import StaticGraph
 
-CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""
-DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
-"""All of them install the same module."""
 
 
 class OnnxRuntime:
@@ -70,18 +65,14 @@ class OnnxRuntime:
 
     @staticmethod
     def engine_version() -> str | None:
-        """Return onnxruntime's version, of any of its distributions, and the name of our kernels if they are used.
+        """Return onnxruntime's version, and the name of our kernels if they are used; None: it is not installed.
 
         Cached measurements of the engine are stored under it. Raises InputError for an invalid `EDGEDECODE_KERNELS`.
         """
-        if find_spec("onnxruntime") is None:
+        if (version := engine_version()) is None:
             return None
         library = load_kernels()
-        kernels = "" if library is None else f" with {library.instruction_set} kernels"
-        for name in DISTRIBUTIONS:
-            with suppress(PackageNotFoundError):
-                return version(name) + kernels
-        return f"unknown{kernels}"
+        return version if library is None else f"{version} with {library.instruction_set} kernels"
 
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
@@ -90,7 +81,7 @@ class OnnxRuntime:
             found = find_provider(provider)
             if problem := found.problem():
                 return Refusal(problem)
-            entry = _with_graph(entry, root)
+            entry = with_graph(entry, root)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
             _check_gguf(graph, found)
             if GGUF in graph.capabilities:
@@ -106,7 +97,7 @@ class OnnxRuntime:
     @staticmethod
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
-        entry = _with_graph(entry, root)
+        entry = with_graph(entry, root)
         graphs = {"base": entry.graphs["base"]} if is_gguf(entry) else entry.graphs  # a file's have one network
         return [explain(entry, root, name=name, graph=graph) for name, graph in graphs.items()]
 
@@ -142,7 +133,7 @@ class OnnxRuntime:
             held = self._code.get(budget, {})
             code = held | {
                 name: undo.enter_context(budget.reserve(name, nbytes, fixed=True))
-                for name, nbytes in _code(found.provider)
+                for name, nbytes in code_holders(found.provider)
                 if name not in held
             }
             fixed = name == "target"
@@ -219,7 +210,7 @@ class OnnxRuntime:
         chooses = request.threads is None and found.chooses_threads
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
         found = found._replace(card=replace(found.card, threads=threads))
-        loaded = (*_code(found.provider), *found.footprint.loaded(request.name))
+        loaded = (*code_holders(found.provider), *found.footprint.loaded(request.name))
         if found.static:
             from .static.static_open import static_footprint
 
@@ -259,12 +250,7 @@ class OnnxRuntime:
                 static = plan_static(entry, root, graph, provider)
             card, footprint = static_card(card, static), whole_footprint(static)
             return _Found(provider, graph, path, threads, served, footprint, card, static)
-        nbytes = file_nbytes(path)
-        if GGUF in graph.capabilities:
-            from .gguf.opening import gguf_graph_nbytes
-
-            nbytes = gguf_graph_nbytes(entry)
-        with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
+        with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * graph_nbytes(entry, graph, root)):
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
                 served = serve(
@@ -311,16 +297,7 @@ class _Found(NamedTuple):
 
 def _located(request: ModelRequest) -> ModelRequest:
     """Return the request with the graph of a GGUF file, if the pack has none."""
-    return replace(request, entry=_with_graph(request.entry, request.root))
-
-
-def _with_graph(entry: ModelEntry, root: Path) -> ModelEntry:
-    """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
-    if entry.graphs or not entry.gguf:
-        return entry
-    from .gguf.opening import with_gguf_graph
-
-    return with_gguf_graph(entry, root)
+    return replace(request, entry=with_graph(request.entry, request.root))
 
 
 def _check_gguf(graph: Graph, provider: Provider) -> None:
@@ -331,12 +308,6 @@ def _check_gguf(graph: Graph, provider: Provider) -> None:
         raise CapabilityError(f"the provider {provider.full_name} runs no GGUF files: use --provider cpu")
     if load_kernels() is None:
         raise CapabilityError(f"GGUF files run with edgedecode's kernels only ({kernels_line()}): use --runtime llama")
-
-
-def _code(provider: Provider) -> tuple[Holder, ...]:
-    """Return the pages of the engine, and of a provider's library and driver."""
-    driver = provider.driver_nbytes()
-    return CODE, *([Holder(f"driver:{provider.name}", driver)] if driver else [])
 
 
 def _kind_of(graph: Graph) -> type[OnnxModel]:

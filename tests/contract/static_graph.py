@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgedecode.export.graph.passes.static_shapes import StaticSize, static_shapes
+from edgedecode.pack.entries import STATIC
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.pack.static_graphs import STATIC
 from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
 
 __all__ = ["WIDTHS", "StaticCpu", "add_static"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from edgedecode import InputError, Message, SamplingOptions
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format

@@ -11,7 +11,7 @@ from edgedecode import InputError, Message, Rule, SamplingOptions, SessionOption
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from .answer_form import Form, FormBody, read_form

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 
 from ..requests.answer_form import FormatBody, read_format

@@ -10,11 +10,10 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.cache import aside, cache_folder
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.interface import INT8_KV, ModelRequest
 from edgedecode.engines.kv_scales import calibrate_scales
 from edgedecode.user_notices import notice, work
 
-from ..graph_choice import INT8_KV
 from ..kernels.prepared import FOLDER, weights_digest
 from .metadata import Metadata, read_metadata
 

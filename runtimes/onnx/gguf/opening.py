@@ -13,9 +13,9 @@ from edgedecode.gguf.architectures import BY_NAME, HEAD
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.entries import DRAFTING_HEAD, GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph_choice import DRAFTING_HEAD, GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed, Stored

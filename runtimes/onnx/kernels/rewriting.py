@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import AttributeValue, Node, RawAttribute
-from edgedecode.onnx_format.tensor import Tensor
 
-from .deltas import MATRICES, consumers, join_deltas, narrow_ranks, producer
+from .joins import is_plain, join_biases, join_deltas, join_gates, narrow_ranks
 from .library import KernelLibrary
 from .products import (
     DOMAIN,
@@ -41,7 +40,6 @@ _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
-_SILU, _GELU = 1, 2
 _MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantized Identity Range Reshape Shape Slice"
 _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
@@ -101,7 +99,7 @@ def rewrite(file: GraphFile, library: KernelLibrary, weights: Weights, *, window
     work.norms()
     work.products()
     work.embeddings()
-    work.gates()
+    join_gates(file)
     work.rest()
     return work.finish()
 
@@ -128,7 +126,6 @@ class _Rewriting:
     def __init__(self, file: GraphFile, library: KernelLibrary, weights: Weights, *, window: int, threads: int) -> None:
         self._file, self._library, self._weights = file, library, weights
         self._window, self._threads = window, threads
-        self._outputs = {value.name for value in file.outputs}
         self._kv_width = 0
         self._made = Rewritten()
 
@@ -185,7 +182,7 @@ class _Rewriting:
                 planes=planes_of(node),
                 name=node.name,
             )
-        self._join_biases()
+        join_biases(self._file)
         join_deltas(self._file, kv_width=self._kv_width)
 
     def embeddings(self) -> None:
@@ -201,19 +198,12 @@ class _Rewriting:
                 sizes: Attributes = {"inner": table.inner, **matrix_attributes(table.matrix)}
                 self._replace(index, "TileRows", [node.inputs[1], table.name], node.outputs, sizes)
 
-    def gates(self) -> None:
-        """Merge gate projection, up projection and the activation between them into one product."""
-        for final in [node for node in self._file.nodes if node.op_type == "Mul"]:
-            for act, up in (final.inputs, final.inputs[::-1]):
-                if self._join_gate(final, act, up):
-                    break
-
     def rest(self) -> None:
         """Replace activations and the small float products of adapters; count the engine's remaining operators."""
         for index, node in enumerate(self._file.nodes):
             if node.domain == DOMAIN:
                 continue
-            if node.op_type in _POINTWISE and self._is_plain(node):
+            if node.op_type in _POINTWISE and is_plain(node):
                 kind = {"kind": _POINTWISE[node.op_type]}
                 self._replace(index, "RowsPointwise", node.inputs[:1], node.outputs, kind)
             elif node.op_type == "MatMul" and node.inputs[1].startswith("lora."):
@@ -298,84 +288,9 @@ class _Rewriting:
             },
         )
 
-    def _join_biases(self) -> None:
-        for product in [node for node in self._file.nodes if node.op_type == "RowsProduct" and len(node.inputs) == 2]:
-            users = consumers(self._file, product.outputs[0])
-            if len(users) != 1 or users[0].op_type != "Add" or product.outputs[0] in self._outputs:
-                continue
-            (add,) = users
-            (bias,) = [name for name in add.inputs if name != product.outputs[0]] or [""]
-            tensor = self._file.initializers.get(bias)
-            if tensor is not None and _is_bias(tensor, product):
-                product.inputs.append(bias)
-                product.outputs = add.outputs
-                self._file.nodes.remove(add)
-
-    def _join_gate(self, final: Node, act: str, up: str) -> bool:
-        activation, second = producer(self._file, act), producer(self._file, up)
-        if activation is None or second is None:
-            return False
-        removed, gate = [final], 0
-        if activation.op_type == "Mul":  # x · sigmoid(x)
-            sigmoids = [
-                node
-                for name in activation.inputs
-                if (node := producer(self._file, name)) is not None and node.op_type == "Sigmoid"
-            ]
-            if len(sigmoids) != 1 or set(activation.inputs) != {sigmoids[0].inputs[0], sigmoids[0].outputs[0]}:
-                return False
-            removed, gate, source = [final, activation, sigmoids[0]], _SILU, sigmoids[0].inputs[0]
-        elif activation.op_type in ("FastGelu", "Gelu") and self._is_plain(activation):
-            removed, gate, source = [final, activation], _GELU, activation.inputs[0]
-        else:
-            return False
-        first = producer(self._file, source)
-        if first is None or not _joinable(first, second):
-            return False
-        inside = {source, act, up, *(name for node in removed[1:] for name in node.outputs)}
-        if (
-            any(node not in (*removed, first, second) for name in inside for node in consumers(self._file, name))
-            or inside & self._outputs
-        ):
-            return False
-        joined = Node(
-            "RowsProduct",
-            DOMAIN,
-            final.name,
-            [*first.inputs[:2], "", second.inputs[1], *first.inputs[MATRICES:], *second.inputs[MATRICES:]],
-            final.outputs,
-            {**first.attributes, "gate": gate},
-        )
-        self._file.nodes[self._file.nodes.index(final)] = joined
-        for node in (*removed[1:], first, second):
-            self._file.nodes.remove(node)
-        return True
-
-    def _is_plain(self, node: Node) -> bool:
-        """Return whether an activation has no bias and, for Gelu, whether it uses the tanh approximation."""
-        if node.op_type == "Gelu":
-            return node.attributes.get("approximate") == b"tanh"
-        return not any(node.inputs[1:])
-
     def _replace(
         self, index: int, kind: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Attributes
     ) -> None:
         node = self._file.nodes[index]
         more: Attributes = {**attributes, "threads": self._threads}
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
-
-
-def _is_bias(tensor: Tensor, product: Node) -> bool:
-    return tensor.data_type == FLOAT and tensor.dims == (product.attributes["columns"],)
-
-
-def _joinable(first: Node, second: Node) -> bool:
-    """Return whether two products have no bias, read the same rows, and differ only in their weights."""
-    return (
-        first.op_type == second.op_type == "RowsProduct"
-        and first is not second
-        and not any(first.inputs[2:MATRICES] + second.inputs[2:MATRICES])
-        and len(first.inputs) == len(second.inputs)
-        and first.inputs[0] == second.inputs[0]
-        and first.attributes == second.attributes
-    )

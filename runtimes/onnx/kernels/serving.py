@@ -12,11 +12,11 @@ from edgedecode.engines.engine_factory import GraphKernels
 from edgedecode.engines.interface import SQUARES
 from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.entries import GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.text.printable import counted
 from edgedecode.user_notices import notice
 
-from ..graph_choice import GGUF
 from .library import KernelLibrary
 from .prepared import (
     keep_findings,

@@ -13,7 +13,7 @@ import numpy as np
 from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
-from edgedecode.pack.static_graphs import STATIC
+from edgedecode.pack.entries import STATIC
 
 from ..onnx_engine import SILENT, Untyped
 from .plugin import PluginProvider

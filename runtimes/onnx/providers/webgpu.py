@@ -11,8 +11,8 @@ import numpy as np
 from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
+from edgedecode.pack.entries import STATIC
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import STATIC
 
 from ..onnx_engine import SILENT, Untyped
 from ..pass_inputs import POSITIONS

@@ -13,10 +13,10 @@ from edgedecode.errors import ManifestError
 from edgedecode.memory.budget import Holder, Lease
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import HEAD_ROWS, WINDOW_MASK
+from edgedecode.pack.static_graphs import HEAD_ROWS, MASK, WINDOW_MASK
 
 from ..graph_needs import measured_sizes
-from ..graph_session import ADAPTER_INPUT, check_static_contract, open_session
+from ..graph_session import ADAPTER_INPUT, check_names, open_session
 from ..onnx_engine import Untyped
 from ..onnx_footprint import FLOAT_NBYTES, Footprint, plan_static_footprint
 from ..providers.provider import Provider
@@ -111,7 +111,7 @@ def open_static(
             region_nbytes=footprint.workspace_nbytes,
         )
         windows = [WINDOW_MASK] if WINDOW_MASK in graph.inputs else []
-        check_static_contract(session, entry, path=path, width=graph.width, slots=graph.slots, windows=windows)
+        _check_contract(session, entry, path=path, width=graph.width, slots=graph.slots, windows=windows)
         sessions[graph.width] = session
     return StaticModel(
         engine,
@@ -139,3 +139,19 @@ def _measured(entry: ModelEntry, root: Path, graph: Graph) -> tuple[Footprint, i
     width, slots = graph.width, graph.slots
     footprint = plan_static_footprint(entry, sizes, graph_nbytes=len(data), width=width, slots=slots)
     return footprint, FLOAT_NBYTES * floats
+
+
+def _check_contract(
+    session: Untyped, entry: ModelEntry, *, path: Path, width: int, slots: int, windows: Sequence[str]
+) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs of a static one of this size."""
+    adapters = [value.name for value in session.get_inputs() if value.name.startswith(ADAPTER_INPUT)]
+    needed = ["input_ids", "position_ids", "rows", *windows]
+    check_names(session, entry, path=path, needed=needed, more=[MASK, *adapters])
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    found = shapes["input_ids"][-1], shapes["past_key_values.0.key"][2]
+    if found != (width, slots):
+        raise ManifestError(
+            f"{path} has passes of {found[0]} rows and {found[1]} past slots, the manifest says {width} and {slots}: "
+            f"make the pack's static graphs again"
+        )
