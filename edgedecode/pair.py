@@ -101,7 +101,7 @@ class Pair:
             target=target,
             drafts=DraftModels(
                 self._load_draft,
-                adapters=lambda model: self.shared.adapters().of_draft(model, runtime=draft_engine(runtime)),
+                adapters=lambda model: self.shared.adapters().of_draft(model),
             ),
             footprint=footprint,
             preferred=footprint.preferred if footprint is not None else self._preferred(),

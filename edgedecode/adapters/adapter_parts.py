@@ -106,8 +106,8 @@ class Projections:
                 f"{self._rank}: {self._larger.format(rank)}"
             )
 
-    def stack(self, given: Parts, *, scale: float) -> LowRank:
-        """Stack an adapter's parts of one product, times `scale`, without the zeros of `join`.
+    def stack(self, given: Parts) -> LowRank:
+        """Stack an adapter's parts of one product, without the zeros of `join`.
 
         For a product of P projections, with R the largest rank of one: down [P * R, inputs], up [outputs, R]. The
         outputs of projection p use rows p * R to p * R + R - 1 of `down`.
@@ -121,9 +121,7 @@ class Projections:
             columns = slice(filled[index], filled[index] + part.rank)
             down[index, columns] = part.down
             first = starts[index]
-            np.multiply(
-                part.up[outputs], np.float32(scale), out=up[first : first + outputs.stop - outputs.start, columns]
-            )
+            up[first : first + outputs.stop - outputs.start, columns] = part.up[outputs]
             filled[index] += part.rank
         return LowRank(product.layer, product.module, down.reshape(-1, product.inputs), up)
 
@@ -133,8 +131,8 @@ class Projections:
         inputs, outputs = given.projection.inputs, given.projection.outputs * (1 + scaled)
         return FLOAT_NBYTES * max(rank * (len(starts) * inputs + outputs), given.rank * (inputs + outputs))
 
-    def join(self, given: Parts, *, scale: float) -> LowRank:
-        """Join the parts of one product along the rank, times `scale`; `up` is zero outside each part's outputs."""
+    def join(self, given: Parts) -> LowRank:
+        """Join the parts of one product along the rank; `up` is zero outside each part's outputs."""
         projection = given.projection
         down = np.empty((given.rank, projection.inputs), np.float32)
         up = np.zeros((projection.outputs, given.rank), np.float32)
@@ -142,7 +140,7 @@ class Projections:
         for part in given.parts:
             columns = slice(start, start + part.rank)
             down[columns] = part.down
-            np.multiply(part.up, np.float32(scale), out=up[self._place(projection, part), columns])
+            up[self._place(projection, part), columns] = part.up
             start += part.rank
         return LowRank(projection.layer, projection.module, down, up)
 

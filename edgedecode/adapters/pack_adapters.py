@@ -116,29 +116,20 @@ class PackAdapters:
         root: Path,
         *,
         model: LanguageModel,
-        runtime: str,
         budget: Budget,
         turn: FairLock,
         role: str = "target",
     ) -> None:
         self._manifest, self._root = manifest, root
-        self._model, self._role, self._runtime = model, role, runtime
+        self._model, self._role = model, role
         self._budget, self._turn = budget, turn
         self._loaded: dict[str, _Loaded] = {}
         self._choices: WeakSet[AdapterChoice] = WeakSet()
         self._uses = 0
 
-    def of_draft(self, model: LanguageModel, *, runtime: str) -> PackAdapters:
-        """Return the pack's adapters for `model`, a draft model on the engine `runtime`."""
-        return PackAdapters(
-            self._manifest,
-            self._root,
-            model=model,
-            runtime=runtime,
-            budget=self._budget,
-            turn=self._turn,
-            role="draft",
-        )
+    def of_draft(self, model: LanguageModel) -> PackAdapters:
+        """Return the pack's adapters for `model`, a draft model."""
+        return PackAdapters(self._manifest, self._root, model=model, budget=self._budget, turn=self._turn, role="draft")
 
     def choice(self) -> AdapterChoice:
         """Return a conversation's choice, at first of no adapter."""

@@ -221,8 +221,8 @@ class LanguageModel(Protocol):
 class AdapterModel(Protocol):
     """A model whose graph takes adapters, of the rank and for the projections on its card."""
 
-    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
-        """Load an adapter for forward passes that name its digest. scale: the adapter's own, PEFT's alpha over rank.
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank]) -> None:
+        """Load an adapter for forward passes that name its digest.
 
         Replaces an adapter of the same digest. Raises CapabilityError if the graph lacks a projection or the rank is
         too large, InputError for matrices of other sizes, BudgetExceeded before anything is copied.
@@ -314,8 +314,8 @@ class SquaresModel(LanguageModel, Protocol):
 class AdapterFileModel(Protocol):
     """A model that takes adapters as GGUF files too."""
 
-    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
-        """Load the GGUF adapter at `path` like `AdapterModel.add_adapter`; the file's alpha applies, times `scale`.
+    def add_adapter_file(self, digest: str, path: Path) -> None:
+        """Load the GGUF adapter at `path` like `AdapterModel.add_adapter`; the file's alpha applies.
 
         Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for features that
         the engine does not support, BudgetExceeded before it is loaded.

@@ -51,8 +51,6 @@ class Device:
     description: str
     available: bool
     reason: str = ""
-    emulated: bool = False
-    """Whether the processor emulates it: results are a device's, speed is not."""
 
 
 @dataclass(frozen=True, slots=True)

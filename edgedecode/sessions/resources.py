@@ -104,12 +104,7 @@ class Resources:
             from edgedecode.adapters.pack_adapters import PackAdapters
 
             self.target_adapters = PackAdapters(
-                self.manifest,
-                self.root,
-                model=self.target,
-                runtime=self.engine.name,
-                budget=self.budget,
-                turn=self.turn,
+                self.manifest, self.root, model=self.target, budget=self.budget, turn=self.turn
             )
         return self.target_adapters
 

@@ -32,10 +32,9 @@ TENSOR_NBYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A loaded adapter: address, scale, largest rank, number and widest side of the products it changes, lease."""
+    """A loaded adapter: address, largest rank, number and widest side of the products it changes, lease."""
 
     native: int
-    scale: float
     rank: int
     products: int
     widest: int
@@ -57,32 +56,30 @@ class Adapters:
         )
         self._held: dict[str, _Adapter] = {}
 
-    def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float, users: Iterable[Context]) -> None:
+    def add(self, digest: str, matrices: Sequence[LowRank], *, users: Iterable[Context]) -> None:
         """Load an adapter as in `AdapterModel.add_adapter`. users: contexts that may use an earlier one."""
         if not self._card.lora_modules:
             raise CapabilityError(
                 f"{self._card.name} ({self._header.architecture}) cannot use PEFT adapters: convert it with "
                 f"convert_lora_to_gguf"
             )
-        _check_scale(scale)
         changed = [parts for parts in self._projections.sort(matrices) if parts.parts]
         self.remove(digest, users=users)
         if not changed:
             raise InputError(f"the adapter {digest[:12]} changes nothing: it holds no matrices")
         lease = self._lease(digest, sum(parts.nbytes for parts in changed), tensors=2 * len(changed))
         try:
-            tensors = [tensor for parts in changed for tensor in self._file_tensors(parts, scale=scale)]
+            tensors = [tensor for parts in changed for tensor in self._file_tensors(parts)]
             native = self._load(tensors)
         except BaseException:
             lease.release()
             raise
         rank = max(parts.rank for parts in changed)
         widest = max(max(parts.projection.inputs, parts.projection.outputs) for parts in changed)
-        self._held[digest] = _Adapter(native, 1.0, rank=rank, products=len(changed), widest=widest, lease=lease)
+        self._held[digest] = _Adapter(native, rank=rank, products=len(changed), widest=widest, lease=lease)
 
-    def add_file(self, digest: str, path: Path, *, scale: float, users: Iterable[Context]) -> None:
-        """Load the GGUF adapter at `path`; `scale` multiplies its own scale."""
-        _check_scale(scale)
+    def add_file(self, digest: str, path: Path, *, users: Iterable[Context]) -> None:
+        """Load the GGUF adapter at `path`."""
         file = check_adapter(read_contents(path), path, self._header, name=self._card.name)
         self.remove(digest, users=users)
         lease = self._lease(digest, file.nbytes, tensors=2 * len(file.ranks))
@@ -92,9 +89,7 @@ class Adapters:
             lease.release()
             raise
         widest = max(max(self._header.tensors[name].shape) for name in file.ranks)
-        self._held[digest] = _Adapter(
-            native, scale, rank=file.rank, products=len(file.ranks), widest=widest, lease=lease
-        )
+        self._held[digest] = _Adapter(native, rank=file.rank, products=len(file.ranks), widest=widest, lease=lease)
 
     def remove(self, digest: str, *, users: Iterable[Context]) -> None:
         """Take an adapter off every context and free it."""
@@ -118,16 +113,16 @@ class Adapters:
         adapter = self._held.get(use.digest)
         if adapter is None:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before using it")
-        _check_scale(use.scale)
+        if not isfinite(use.scale):
+            raise InputError(f"an adapter's scale must be a finite number, not {use.scale}")
         work = adapter_work_nbytes(rows, widest=adapter.widest, rank=adapter.rank, products=adapter.products)
-        scale = adapter.scale * use.scale
-        return AppliedAdapter(adapter.native, scale, work) if scale else None
+        return AppliedAdapter(adapter.native, use.scale, work) if use.scale else None
 
     def _lease(self, digest: str, nbytes: int, *, tensors: int) -> Lease:
         return self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes + TENSOR_NBYTES * tensors)
 
     def _load(self, tensors: Sequence[WrittenTensor]) -> int:
-        """Write the tensors to a temporary file and load it. It has no alpha, as the scale is folded in."""
+        """Write the tensors to a temporary file and load it. It has no alpha, as the matrices have their scale."""
         architecture = self._header.architecture
         fields = {"general.architecture": architecture, "general.type": "adapter", "adapter.type": "lora"}
         with scratch_file("adapter.gguf") as path:
@@ -135,16 +130,16 @@ class Adapters:
                 write_gguf(file, fields, tensors)
             return self._weights.load_adapter(path)
 
-    def _file_tensors(self, parts: Parts, *, scale: float) -> Iterator[WrittenTensor]:
+    def _file_tensors(self, parts: Parts) -> Iterator[WrittenTensor]:
         """Yield a projection's two tensors. Their values are assembled only when they are written."""
         projection = parts.projection
         name = tensor_name(LayerModule(projection.layer, projection.module), self._header.architecture)
 
         def down() -> Iterator[memoryview]:
-            yield self._projections.join(parts, scale=1.0).down.data.cast("B")
+            yield self._projections.join(parts).down.data.cast("B")
 
         def up() -> Iterator[memoryview]:
-            part, header = self._projections.join(parts, scale=scale), self._header
+            part, header = self._projections.join(parts), self._header
             kv_width = header.kv_heads * header.head_size
             ordered = file_order(
                 part.up, part.module, header.architecture, head_size=header.head_size, kv_width=kv_width
@@ -153,8 +148,3 @@ class Adapters:
 
         yield WrittenTensor(f"{name}.lora_a", (projection.inputs, parts.rank), F32, down)
         yield WrittenTensor(f"{name}.lora_b", (parts.rank, projection.outputs), F32, up)
-
-
-def _check_scale(scale: float) -> None:
-    if not isfinite(scale):
-        raise InputError(f"an adapter's scale must be a finite number, not {scale}")

@@ -114,15 +114,15 @@ class LlamaModel:
             own.commit(count)
         return Output(logits)
 
-    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank]) -> None:
         with self._lock:
             self._check_open()
-            self._adapters.add(digest, matrices, scale=scale, users=list(self._contexts))
+            self._adapters.add(digest, matrices, users=list(self._contexts))
 
-    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+    def add_adapter_file(self, digest: str, path: Path) -> None:
         with self._lock:
             self._check_open()
-            self._adapters.add_file(digest, path, scale=scale, users=list(self._contexts))
+            self._adapters.add_file(digest, path, users=list(self._contexts))
 
     def prepare_adapter(self, use: AdapterUse) -> None:
         with self._lock:

@@ -138,7 +138,7 @@ class Adapters:
         )
         self._held: dict[str, _Adapter] = {}
         self._zeros = budget.reserve(f"adapter inputs:{card.name}", self.fixed_nbytes) if self.fixed_nbytes else None
-        none = {_input(product): self._made(Parts(product, ()), scale=1.0) for product in products}
+        none = {_input(product): self._made(Parts(product, ())) for product in products}
         self._none = Form(none) if none else None
 
     @property
@@ -146,7 +146,7 @@ class Adapters:
         """Bytes of one adapter's matrices, and of those of no adapter, in a graph that takes one rank."""
         return sum(self._pair_nbytes(each) for each in self._products) if self._fixed else 0
 
-    def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float) -> None:
+    def add(self, digest: str, matrices: Sequence[LowRank]) -> None:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
         sorted_parts = self._projections.sort(matrices)
         self.remove(digest)
@@ -156,7 +156,7 @@ class Adapters:
             for parts in sorted_parts:
                 most = max(self._projections.most_nbytes(parts), self._pair_nbytes(parts.projection))
                 lease.resize(held + (1 + MAKING) * most)
-                pair = self._made(parts, scale=scale)
+                pair = self._made(parts)
                 made[_input(parts.projection)] = pair
                 held += pair.nbytes
             lease.resize(held)
@@ -207,14 +207,14 @@ class Adapters:
         rank = self._ranks[_input(product)] if self._fixed else 0
         return FLOAT_NBYTES * rank * (product.inputs + product.outputs)
 
-    def _made(self, parts: Parts, *, scale: float) -> _Matrices:
+    def _made(self, parts: Parts) -> _Matrices:
         """Return the matrices as the graph's product takes them."""
         if f"{_input(parts.projection)}.a" not in self._as_bytes:
-            joined = self._projections.join(parts, scale=scale)
+            joined = self._projections.join(parts)
             if self._fixed:
                 joined = _filled(joined, self._ranks[_input(parts.projection)], name=self._card.name)
             return _Matrices(_transposed(joined.down), _transposed(self._ordered(joined)), value=self._value)
-        stacked = self._projections.stack(parts, scale=scale)
+        stacked = self._projections.stack(parts)
         down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(self._ordered(stacked)))
         return _Matrices(down, up, value=self._value)
 

@@ -167,7 +167,7 @@ class OnnxModel(SessionModel[OnnxState]):
             own.commit(count)
         return output
 
-    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank]) -> None:
         with self._lock:
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
@@ -175,7 +175,7 @@ class OnnxModel(SessionModel[OnnxState]):
                 return  # it changes nothing
             adapters = self._taking()
             self._unbind(adapters.forms(digest))
-            adapters.add(digest, matrices, scale=scale)
+            adapters.add(digest, matrices)
 
     def prepare_adapter(self, use: AdapterUse) -> object:
         with self._lock:

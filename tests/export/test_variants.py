@@ -106,9 +106,9 @@ def test_lora_graph_matches_merged_weights(
     assert {part.module for part in matrices} == set(modules or model.card.lora_modules)
     with torch.inference_mode():
         expected = network(torch.tensor([TOKENS])).logits[0].numpy()
-    model.add_adapter(USE.digest, matrices, scale=1.5)
+    model.add_adapter(USE.digest, matrices)
     state = model.new_state(60)
-    found = model.forward(TOKENS, state, rows="all", adapter=USE).logits.copy()
+    found = model.forward(TOKENS, state, rows="all", adapter=replace(USE, scale=1.5)).logits.copy()
     assert np.abs(found - expected).max() < 1e-3
     state.crop(0)
     assert np.abs(model.forward(TOKENS, state, rows="all").logits - expected).max() > 0.1

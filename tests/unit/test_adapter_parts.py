@@ -45,7 +45,7 @@ def part(module: str, outputs: int, rank: int) -> LowRank:
 def test_stack_has_the_delta_of_join_without_its_zeros(module: str, outputs: int, given: Sequence[LowRank]) -> None:
     found = projections(module, outputs)
     (parts,) = found.sort(given)
-    joined, stacked = found.join(parts, scale=0.5), found.stack(parts, scale=0.5)
+    joined, stacked = found.join(parts), found.stack(parts)
     starts = part_starts(module, outputs=outputs, kv_width=KV_WIDTH)
     rank = stacked.up.shape[1]
     assert stacked.down.shape == (len(starts) * rank, INPUTS)

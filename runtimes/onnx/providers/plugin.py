@@ -83,13 +83,9 @@ class PluginProvider(Provider):
         found = self._tried().devices
         names = [f"{self.name}:{each}" for each in found] if self.device_names() else [self.full_name]
         return [
-            Device(runtime, name, f"{self.description}: {text}", available=True, emulated=self.emulates(device))
-            for name, (device, text) in zip(names, found.items(), strict=False)
+            Device(runtime, name, f"{self.description}: {text}", available=True)
+            for name, text in zip(names, found.values(), strict=False)
         ]
-
-    def emulates(self, device: str) -> bool:
-        """Return whether the processor emulates this one of its devices."""
-        return False
 
     def session_options(self) -> Mapping[str, str]:
         """Return the provider options of a session."""

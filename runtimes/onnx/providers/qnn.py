@@ -59,7 +59,7 @@ class QnnProvider(PluginProvider):
         description = f"{kind}, for packs compiled with `edgedecode compile`, onnxruntime {version}"
         if reason:
             return [Device(runtime, self.name, "", available=False, reason=reason)]
-        return [Device(runtime, self.name, description, available=True, emulated=self.emulates(self.chip))]
+        return [Device(runtime, self.name, description, available=True)]
 
     def refusal(self, entry: ModelEntry, graph: Graph) -> str:
         if self._compiled(graph) is not None:

@@ -47,9 +47,6 @@ class WebGpuProvider(PluginProvider):
     )
     in_place = False
 
-    def emulates(self, device: str) -> bool:
-        return device == "cpu"  # Vulkan in software
-
     def refusal(self, entry: ModelEntry, graph: Graph) -> str:
         if graph.kv_type != "float32":
             return f"its attention has no {graph.kv_type} keys and values: leave out --kv-type, or use --provider cpu"

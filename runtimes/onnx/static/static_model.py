@@ -182,12 +182,12 @@ class StaticModel(SessionModel[StaticState]):
             own.commit(len(tokens))
         return Output(logits)
 
-    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank]) -> None:
         with self._lock:
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
             self._unbind(self._adapters.forms(digest))
-            self._adapters.add(digest, matrices, scale=scale)
+            self._adapters.add(digest, matrices)
 
     def prepare_adapter(self, use: AdapterUse) -> object:
         with self._lock:
