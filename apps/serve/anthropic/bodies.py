@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 
 from ..requests.answer_form import Form, FormatBody, read_format
