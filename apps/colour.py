@@ -16,26 +16,35 @@ _DIM = "\x1b[2m"
 
 
 @dataclass(frozen=True, slots=True)
-class Shade:
-    """A colour of the terminal's palette, and the source of the tokens that have it."""
+class Kind:
+    """A kind of sources, named and coloured as on the page. code: of the terminal's own palette."""
 
     name: str
+    colour: str
     code: str
     origin: str
 
 
-SOURCES: Mapping[str, Shade] = {
-    "target": Shade("no colour", "", "the target itself"),
-    "model": Shade("green", "\x1b[32m", "the draft model"),
-    "trim": Shade("bright green", "\x1b[92m", "the draft model with a smaller vocabulary"),
-    "tree": Shade("blue", "\x1b[94m", "a draft tree of the draft model"),
-    "suffix": Shade("cyan", "\x1b[36m", "a lookup of repeated text"),
-    "recycle": Shade("magenta", "\x1b[35m", "the target's earlier candidates"),
-    "forced": Shade("underlined", "\x1b[4m", "forced: the grammar allows nothing else"),
-    "draft": Shade("yellow", "\x1b[33m", "the draft model, unverified (mode switch)"),
+_TARGET = Kind("target", "no colour", "", "the target itself")
+_MODEL = Kind("draft model", "green", "\x1b[32m", "the draft model, or a head")
+_LOOKUP = Kind("lookup", "cyan", "\x1b[36m", "repeated text, or another drafter")
+_RECYCLED = Kind("recycled", "magenta", "\x1b[35m", "the target's earlier candidates")
+_FORCED = Kind("forced", "underlined", "\x1b[4m", "the grammar allows nothing else")
+_UNVERIFIED = Kind("unverified", "yellow", "\x1b[33m", "the draft model, without the target's check (switch)")
+KINDS = (_TARGET, _MODEL, _LOOKUP, _RECYCLED, _FORCED, _UNVERIFIED)
+_BY_SOURCE: Mapping[str, Kind] = {
+    "target": _TARGET,
+    **dict.fromkeys(("model", "trim", "tree", "head"), _MODEL),
+    "recycle": _RECYCLED,
+    "forced": _FORCED,
+    "draft": _UNVERIFIED,
 }
-"""Sources of tokens, as a chunk names them."""
-_OTHER = Shade("bright magenta", "\x1b[95m", "another drafter")
+"""Kinds by a chunk's source or a drafter's name."""
+
+
+def kind_of(source: str) -> Kind:
+    """Return the kind of a source or drafter; one that is not known is a lookup."""
+    return _BY_SOURCE.get(source, _LOOKUP)
 
 
 class Paint:
@@ -61,14 +70,17 @@ class Paint:
     def paint(self, text: str, source: str) -> str:
         if self._terminal:
             text = shown_answer(text)
-        code = SOURCES.get(source, _OTHER).code if self.on and text else ""
+        code = kind_of(source).code if self.on and text else ""
         return f"{code}{text}{_RESET}" if code else text
 
     def legend(self) -> list[str]:
-        """Return a line for each source with the name of its colour, painted in it."""
-        shades = {**SOURCES, "other": _OTHER}
-        width = max(len(shade.name) for shade in shades.values())
-        return [f"{self.paint(f'{shade.name:<{width}}', source)}  {shade.origin}" for source, shade in shades.items()]
+        """Return a line for each kind of sources: its name, painted, its colour, and what it is."""
+        name, colour = max(len(each.name) for each in KINDS), max(len(each.colour) for each in KINDS)
+        painted = [f"{each.code}{each.name}{_RESET}" if self.on and each.code else each.name for each in KINDS]
+        return [
+            f"{text}{' ' * (name - len(each.name))}  {each.colour:<{colour}}  {each.origin}"
+            for text, each in zip(painted, KINDS, strict=True)
+        ]
 
 
 def dim(text: str, stream: TextIO) -> str:

@@ -1,6 +1,7 @@
 """Statistics of one answer and the memory of the process, for the user: as tables, lines and JSON."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from edgedecode.decoding.stats import DrafterCount
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.text.printable import counted
+
+from .colour import kind_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,10 +52,24 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     elif stats.mode == "plain":
         parts.append("no drafts")
     else:
-        parts.append(drafts_line(stats))
+        parts.append(_drafted(stats))
     if finish_reason is not FinishReason.STOP:
         parts.append(_why(stats, finish_reason))
     return " · ".join(parts)
+
+
+def _drafted(stats: Stats) -> str:
+    """Return what became of the drafts, in the page's words; a speed-up only where one was measured."""
+    if not stats.proposed:
+        why = max(stats.plain_rounds, key=lambda reason: stats.plain_rounds[reason], default="")
+        return f"no drafts{': ' * bool(why)}{why}"
+    kinds = Counter[str]()
+    for name, count in stats.drafters.items():
+        kinds[kind_of(name).name] += count.accepted
+    sources = ", ".join(f"{name} {accepted}" for name, accepted in kinds.most_common() if accepted)
+    found = f"{stats.accepted} of {stats.proposed} drafted tokens accepted{f' ({sources})' * bool(sources)}"
+    gain = f"{stats.speed_up or 0:.2f}"
+    return f"{found} · {gain} times plain decoding" if float(gain) > 1 else found
 
 
 def drafts_line(stats: Stats) -> str:
@@ -93,10 +110,10 @@ def _why(stats: Stats, finish_reason: FinishReason) -> str:
 def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
     modes = {
         "plain": "plain (no drafts)",
-        "scheduled": "scheduled (drafts where they are faster)",
-        "switch": "switching (the draft model writes what it is sure of)",
+        "scheduled": "auto (drafts where they pay)",
+        "switch": "switch (partly by the draft model alone)",
     }
-    yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
+    yield "decoding", modes.get(stats.mode, f"drafter {stats.mode} alone")
     if stats.mode != "plain":
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
     yield "finished", _why(stats, finish_reason)

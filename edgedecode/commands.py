@@ -150,8 +150,8 @@ def add_color(parser: ArgumentParser) -> None:
         "--color",
         choices=["auto", "always", "never"],
         default="never",
-        help="colour tokens by source: green for accepted ones of a draft model, cyan for repeated text, yellow for "
-        "those that no target verified; auto: only on a terminal (default: never)",
+        help="colour tokens by source: green for accepted ones of a draft model, cyan for lookups, yellow for "
+        "unverified ones; auto: only on a terminal (default: never)",
     )
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 
-from edgedecode import InputError, WhenFull
+from edgedecode import InputError, Pair, SessionOptions, WhenFull
 from edgedecode.commands import Command, add_color, add_prompt, add_stats, positive_count
 from edgedecode.text.printable import checked_text
 
@@ -53,6 +53,16 @@ class ChatCommand:
         first = None
         if arguments.prompt_text not in (None, "-"):  # it reads standard input anyway
             first = checked_text(arguments.prompt_text, "the first message")
+
+        def open_model(name: str) -> tuple[Pair, SessionOptions]:
+            other = Namespace(**vars(arguments) | {"model": name, "draft": None, "adapter": None})
+            pair = open_pair(other, swaps=True)
+            try:
+                return pair, session_options(other, pair)
+            except BaseException:
+                pair.close()
+                raise
+
         with open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
                 pair,
@@ -64,14 +74,18 @@ class ChatCommand:
                 max_tokens=arguments.max_tokens,
                 stats=arguments.stats,
             )
+            conversation.open_model = open_model
             if lines.interactive:
                 session = conversation.session
                 conversation.say(
                     f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"
                 )
                 conversation.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits")
-            with lines.attended(SlashAssistant(conversation)):
-                return conversation.run(first)
+            try:
+                with lines.attended(SlashAssistant(conversation)):
+                    return conversation.run(first)
+            finally:
+                conversation.pair.close()  # of the last /model
 
 
 def open_lines(*, keep_history: bool) -> Lines:

@@ -1,4 +1,4 @@
-"""The chat loop: read a message, run it as a command or answer it, until the end; and the modes, ways to answer.
+"""The chat loop: read a message, run it as a command or answer it, until the end; and the ways of decoding.
 
 At a terminal, Ctrl-C stops the current command or answer, not the program, and a message that is not valid text is
 refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outside an answer.
@@ -35,7 +35,7 @@ from ..interrupts import until_interrupted
 from ..stats_table import show_stats, stats_line
 from .lines import PROMPT, Lines
 
-SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
+AUTO, PLAIN, SWITCH, FIXED = "auto", "plain", "switch", "fixed"
 TREE_NODES = 8
 """Size of draft trees where the chat began without a fixed length."""
 
@@ -51,13 +51,13 @@ class Mode:
 def chat_modes(pair: Pair, start: SessionOptions) -> dict[str, Mode]:
     """Return the modes that a chat may choose, by name. start: the options it began with, whose other values stay."""
     clear = replace(start, drafter=None, draft_max=None, details=replace(start.details, switch=None))
-    modes = {SCHEDULED: Mode("each round drafts as is fastest, or not at all", clear)}
+    modes = {AUTO: Mode("drafts where they pay", clear)}
     if mode_of(start) == FIXED:
         modes[FIXED] = Mode("drafts of the fixed length that the chat started with", start)
-    modes[PLAIN] = Mode("the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
+    modes[PLAIN] = Mode("no drafts", replace(clear, drafter=NO_DRAFTER))
     if "draft" in pair.manifest.models and not start.details.reproducible:
         details = replace(start.details, switch=start.details.switch or SwitchOptions())
-        modes[SWITCH] = Mode("the draft model writes what it is sure of, unverified", replace(clear, details=details))
+        modes[SWITCH] = Mode("partly by the draft model alone, unverified", replace(clear, details=details))
     for name in drafter_names():
         with suppress(EdgeDecodeError):  # one that cannot be loaded is none
             source = pair.drafter_source(name)
@@ -74,7 +74,7 @@ def chosen_mode(name: str, pair: Pair, start: SessionOptions) -> Mode:
     """
     modes = chat_modes(pair, start)
     if name not in modes:
-        raise InputError(f"there is no mode {name!r}; there are: {', '.join(modes)}")
+        raise InputError(f"there is no decoding {name!r}; there are: {', '.join(modes)}")
     curve = pair.manifest.switching
     calibrated = curve is not None and curve.models == models_digest(pair.manifest)
     if name == SWITCH and start.details.switch is None and not calibrated:
@@ -93,7 +93,7 @@ def mode_of(options: SessionOptions) -> str:
         return PLAIN
     if options.drafter is not None:
         return options.drafter
-    return FIXED if options.fixed else SCHEDULED
+    return FIXED if options.fixed else AUTO
 
 
 class Conversation:
@@ -131,7 +131,9 @@ class Conversation:
         """Tokens of the conversation; None: it was changed since the last answer."""
         self.lines = lines
         self._run_slash = run_slash
-        self._max_tokens = max_tokens
+        self.open_model: Callable[[str], tuple[Pair, SessionOptions]] | None = None
+        """Opens the pair of another model, with the options of its sessions; None: this chat has one model."""
+        self.max_tokens = max_tokens
 
     @property
     def status(self) -> str:
@@ -142,7 +144,7 @@ class Conversation:
         return " · ".join([*map(shown, parts), f"{used}{self.session.context} tokens"])
 
     def run(self, first: str | None = None) -> int:
-        """Run until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code.
+        """Run until /bye, the end of the input, or a second Ctrl-C at the prompt; return the exit code.
 
         first: a message that was given already.
         """
@@ -166,7 +168,7 @@ class Conversation:
                 if warned:
                     return 0
                 warned = True
-                self.say("(press Ctrl-C again to quit, or use Ctrl-D or /quit)")
+                self.say("(press Ctrl-C again to quit, or use Ctrl-D or /bye)")
                 continue
             warned = False
             if line is None or not self._take(line):
@@ -203,7 +205,7 @@ class Conversation:
             context = self.session.context
             stops = self.session.options.details.when_full is WhenFull.STOP
             if stops and any(message.role != "system" for message in self.session.messages):
-                self.refuse(f"this no longer fits the context of {context} tokens: /reset starts over")
+                self.refuse(f"this no longer fits the context of {context} tokens: /clear starts over")
             else:
                 self.refuse(f"the message is longer than the context of {context} tokens: shorten it")
             return
@@ -216,7 +218,7 @@ class Conversation:
         else:
             self.say(stats_line(self._last_stats, finish_reason=self.last_finish))
         if self.session.stats.context_full:
-            self.say("the context is full: /reset starts over")
+            self.say("the context is full: /clear starts over")
 
     def show_stats(self, finish: FinishReason, *, full: bool = True) -> None:
         """Write the statistics of the last answer."""
@@ -243,14 +245,15 @@ class Conversation:
         self.session.use_adapter(name, scale=scale)
         self.options = replace(self.options, adapter=name, details=replace(self.options.details, adapter_scale=scale))
 
-    def use_options(self, options: SessionOptions) -> None:
-        """Continue the conversation in a session with other options, except the seed and the adapter, which stay.
+    def use_options(self, options: SessionOptions, *, seed: int | None = None) -> None:
+        """Continue the conversation in a session with other options, except the adapter, and the seed if none is given.
 
         The old session is closed first, so that no budget has to hold two KV caches. Raises as `Pair.session`; the
         conversation then continues as before.
         """
         old, before = self.session, self.options
-        seed = before.seed if before.seed is None else answer_seed(old.seed, int(self.last_finish is not None))
+        if seed is None and before.seed is not None:
+            seed = answer_seed(old.seed, int(self.last_finish is not None))
         details = replace(options.details, adapter_scale=before.details.adapter_scale)
         options = replace(options, seed=seed, adapter=before.adapter, details=details)
         self.pair.drafter_names(options)  # refuses impossible options before anything is closed
@@ -261,9 +264,38 @@ class Conversation:
             try:
                 self.session = self.pair.session(replace(before, seed=seed), messages=old.messages)
             except EdgeDecodeError as error:  # the closed session keeps the messages
-                self.refuse(f"{cause(error)}; /mode opens the conversation again, /save keeps it")
+                self.refuse(f"{cause(error)}; /set decoding opens the conversation again, /save keeps it")
             raise
         self.options = options
+
+    def use_model(self, name: str) -> None:
+        """Continue the conversation with another model, which is opened once the present one is closed.
+
+        Raises InputError if this chat has one model, else as `load`; the conversation then continues as before.
+        """
+        if self.open_model is None:
+            raise InputError("this chat has one model")
+        messages, present = self.session.messages, str(self.pair.root)
+        self.pair.close()
+        try:
+            self._open(name, messages)
+        except BaseException:
+            try:
+                self._open(present, messages)
+            except EdgeDecodeError as error:  # the closed session keeps the messages
+                self.refuse(f"{cause(error)}; /model opens the conversation again, /save keeps it")
+            raise
+
+    def _open(self, model: str, messages: Sequence[Message]) -> None:
+        assert self.open_model is not None
+        pair, options = self.open_model(model)
+        try:
+            self.session = pair.session(options, messages=messages)
+        except BaseException:
+            pair.close()
+            raise
+        self.pair, self.start, self.options = pair, options, options
+        self.last_finish, self._used = None, None
 
     def say(self, text: str) -> None:
         """Write a message, dimmed on a terminal."""
@@ -275,13 +307,17 @@ class Conversation:
         for name, meaning in rows.items():
             self.say(f"{name:<{width}}  {shown(meaning)}".rstrip())
 
+    def say_choices(self, names: Mapping[str, str], *, present: str) -> None:
+        """Write names with their meanings, the present one marked."""
+        self.say_list({f"{'*' if name == present else ' '} {shown(name)}": each for name, each in names.items()})
+
     def refuse(self, text: str) -> None:
         """Write an error in one line."""
         print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
 
     def _stream(self, prompt: str | Message) -> FinishReason:
         reason, last = FinishReason.CANCELLED, "\n"
-        chunks = self.session.stream(prompt, max_tokens=self._max_tokens)
+        chunks = self.session.stream(prompt, max_tokens=self.max_tokens)
         try:
             for chunk in until_interrupted(chunks):
                 sys.stdout.write(self.paint.paint(chunk.text, chunk.source))

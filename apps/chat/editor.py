@@ -16,7 +16,7 @@ from prompt_toolkit.styles import Style
 from edgedecode.text.printable import checked_text
 
 from .input_history import InputHistory
-from .lines import CONTINUED, PROMPT, QUITTING, Assistant
+from .lines import BLOCKS, CONTINUED, PROMPT, QUITTING, Assistant, is_open, unquoted
 
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "dim"})
 
@@ -30,6 +30,7 @@ class EditedLines:
     interactive = True
     keys: Mapping[str, str] = {
         "Alt-Enter, Ctrl-J": "begin a new line of the message; so does Enter after \\",
+        **BLOCKS,
         "Tab": "complete a command, a name or a file",
         "Up, Ctrl-R": "recall earlier messages, search in them",
         **QUITTING,
@@ -59,7 +60,7 @@ class EditedLines:
 
     def read(self) -> str | None:
         try:
-            return checked_text(self._session.prompt(), "the message")
+            return unquoted(checked_text(self._session.prompt(), "the message"))
         except EOFError:
             return None
 
@@ -140,6 +141,8 @@ def _key_bindings() -> KeyBindings:
             buffer.complete_state = None  # the chosen completion stays, and the menu closes
         elif buffer.document.text_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        elif is_open(buffer.text):
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()

@@ -1,5 +1,6 @@
 """The input of a chat: lines from a pipe, or from a terminal with readline. `editor.py` has the full line editor."""
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,8 +13,27 @@ from .input_history import InputHistory
 
 PROMPT = "> "
 CONTINUED = "… "
+_BLOCK = re.compile(r'\s*(/\w+\s+)?"""(.*?)("""\s*)?\Z', re.DOTALL)
+"""A message, or the argument of a command, in triple quotes, of which the last three end it."""
+QUOTES = '"""'
+BLOCKS: Mapping[str, str] = {f"{QUOTES} {QUOTES}": "around a message of several lines"}
 QUITTING: Mapping[str, str] = {"Ctrl-C": "stop the answer; twice at the prompt: quit", "Ctrl-D": "quit"}
 """Keys that do the same in every terminal."""
+
+
+def is_open(text: str) -> bool:
+    """Return whether a text begins a block in triple quotes and does not end it."""
+    found = _BLOCK.match(text)
+    return found is not None and found[3] is None
+
+
+def unquoted(text: str) -> str:
+    """Return a message without the triple quotes around it. A block is never a command."""
+    found = _BLOCK.match(text)
+    if found is None:
+        return text
+    command, inner = found[1] or "", found[2].strip("\n")
+    return f"{command}{inner}" if command or not inner.startswith("/") else f"/{inner}"
 
 
 class Assistant(Protocol):
@@ -49,10 +69,10 @@ class Lines(Protocol):
 
 
 class TerminalLines:
-    """Lines from a terminal. A backslash at the end continues a message on the next line."""
+    """Lines from a terminal. A backslash at the end continues a message on the next line, and so does an open block."""
 
     interactive = True
-    keys: Mapping[str, str] = {"\\ Enter": "begin a new line of the message", **QUITTING}
+    keys: Mapping[str, str] = {"\\ Enter": "begin a new line of the message", **BLOCKS, **QUITTING}
 
     def __init__(self, history: InputHistory) -> None:
         self._history = history
@@ -68,8 +88,11 @@ class TerminalLines:
     def read(self) -> str | None:
         parts: list[str] = []
         try:
-            while (line := _asked(CONTINUED if parts else PROMPT)).endswith("\\"):
-                parts.append(line[:-1])
+            while True:
+                line = _asked(CONTINUED if parts else PROMPT)
+                if not line.endswith("\\") and not is_open("\n".join([*parts, line])):
+                    break
+                parts.append(line.removesuffix("\\"))
         except EOFError:
             print(file=sys.stderr)
             return None
@@ -80,7 +103,7 @@ class TerminalLines:
             raise InputError(f"the message is not valid UTF-8 at byte {error.start}") from None
         message = checked_text("\n".join([*parts, line]), "the message")
         self._history.add(message)
-        return message
+        return unquoted(message)
 
 
 def _asked(prompt: str) -> str:
@@ -92,7 +115,7 @@ def _asked(prompt: str) -> str:
 
 
 class PipedLines:
-    """Lines from a file or a pipe, one message each."""
+    """Lines from a file or a pipe, one message each, or a block in triple quotes."""
 
     interactive = False
     keys: Mapping[str, str] = {}
@@ -104,8 +127,14 @@ class PipedLines:
         return nullcontext()
 
     def read(self) -> str | None:
-        data = sys.stdin.buffer.readline()
-        if not data:
-            return None
-        self._number += 1
-        return decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
+        message: str | None = None
+        while message is None or is_open(message):
+            data = sys.stdin.buffer.readline()
+            if not data:
+                if message is not None:
+                    raise InputError(f"a block in {QUOTES} does not end before standard input does")
+                return None
+            self._number += 1
+            line = decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
+            message = line if message is None else f"{message}\n{line}"
+        return unquoted(message)

@@ -1,6 +1,5 @@
 """The slash commands of a chat: a function each, listed in SLASHES."""
 
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +11,15 @@ from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.commands import scaled_name
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.text.chat_template import EFFORTS
-from edgedecode.text.printable import counted, shown
+from edgedecode.text.printable import counted
 from edgedecode.text.template_switches import idle_switch
 from edgedecode.text.transcript import turn_starts
 
-from ..colour import Paint
 from ..stats_table import memory_table
-from .conversation import Conversation, chat_modes, chosen_mode, mode_of
+from .conversation import Conversation
+from .models import choose_model, model_names, pull_model
 from .saved_messages import load_messages, save_messages
+from .settings import set_or_show, values
 
 _SHOWN = 60
 """Characters of a message that /undo quotes."""
@@ -88,14 +88,18 @@ def _help(conversation: Conversation, rest: str) -> None:
     conversation.say_list(commands | {f"  {key}": effect for key, effect in conversation.lines.keys.items()})
 
 
-def _reset(conversation: Conversation, rest: str) -> None:
+def _clear(conversation: Conversation, rest: str) -> None:
     conversation.start_over([each for each in conversation.session.messages[:1] if each.role == "system"])
-    conversation.say("the conversation was reset")
+    conversation.say("the conversation was cleared")
 
 
 def _set_system(conversation: Conversation, rest: str) -> None:
+    if not rest:
+        first = conversation.session.messages[:1]
+        conversation.say(first[0].content if first and first[0].role == "system" else "there is no system message")
+        return
     conversation.start_over([Message("system", rest)])
-    conversation.say("the conversation was reset, with this system message")
+    conversation.say("the conversation was cleared, with this system message")
 
 
 def _undo(conversation: Conversation, rest: str) -> None:
@@ -139,18 +143,6 @@ def _memory(conversation: Conversation, rest: str) -> None:
     Console(stderr=True).print(memory_table(budget.used_nbytes))
 
 
-def _mode(conversation: Conversation, rest: str) -> None:
-    present = mode_of(conversation.session.options)
-    if not rest:
-        _list(conversation, _modes(conversation), present=present)
-        return
-    mode = chosen_mode(rest, conversation.pair, conversation.start)
-    details = replace(mode.options.details, think=conversation.options.details.think)
-    conversation.use_options(replace(mode.options, details=details))
-    found = mode_of(conversation.session.options)  # not the chosen one if memory is short
-    conversation.say(f"mode {found}: {_modes(conversation)[found]}")
-
-
 def _think(conversation: Conversation, rest: str) -> None:
     if rest:
         options = conversation.options
@@ -163,7 +155,7 @@ def _think(conversation: Conversation, rest: str) -> None:
 def _adapter(conversation: Conversation, rest: str) -> None:
     names = _adapters(conversation)
     if not rest:
-        _list(conversation, names, present=conversation.options.adapter or NO_ADAPTER)
+        conversation.say_choices(names, present=conversation.options.adapter or NO_ADAPTER)
         return
     try:
         name, scale = (None, 1.0) if rest == NO_ADAPTER else scaled_name(rest)
@@ -173,16 +165,6 @@ def _adapter(conversation: Conversation, rest: str) -> None:
         raise InputError("the pack has no adapters: `edgedecode adapter` adds one to a pack")
     conversation.use_adapter(name, scale=scale)
     conversation.say("the next answer uses no adapter" if name is None else f"the next answer uses the adapter {name}")
-
-
-def _color(conversation: Conversation, rest: str) -> None:
-    if rest not in ("", *_SWITCH):
-        raise InputError("usage: /color [on|off]")
-    if rest:
-        conversation.paint.on = rest == "on"
-    conversation.say(f"tokens are {'coloured by source' if conversation.paint.on else 'not coloured'}")
-    for line in Paint.for_stream(sys.stderr).legend():
-        print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _save(conversation: Conversation, rest: str) -> None:
@@ -197,7 +179,7 @@ def _load(conversation: Conversation, rest: str) -> None:
     conversation.say(f"{counted(len(messages), 'message')} loaded from {rest}")
 
 
-def _quit(conversation: Conversation, rest: str) -> None:
+def _bye(conversation: Conversation, rest: str) -> None:
     raise EOFError
 
 
@@ -210,15 +192,6 @@ def _path(name: str) -> Path:
         return Path(name)
 
 
-def _list(conversation: Conversation, names: Mapping[str, str], *, present: str) -> None:
-    """Show names with their meanings, the present one marked."""
-    conversation.say_list({f"{'*' if name == present else ' '} {shown(name)}": each for name, each in names.items()})
-
-
-def _modes(conversation: Conversation) -> Mapping[str, str]:
-    return {name: mode.help for name, mode in chat_modes(conversation.pair, conversation.start).items()}
-
-
 def _adapters(conversation: Conversation) -> Mapping[str, str]:
     """Return the names of the target's adapters; those of the draft model follow them."""
     names = [name for name in conversation.pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
@@ -228,15 +201,13 @@ def _adapters(conversation: Conversation) -> Mapping[str, str]:
 
 
 _EFFORTS = dict.fromkeys(EFFORTS, "")
-_SWITCH = {"on": "colour tokens by source", "off": "no colours"}
-_SAME = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "?": "help"}
-"""Commands of other programs, and ours."""
+_SAME = {"exit": "bye", "quit": "bye", "?": "help"}
+"""Words of other programs, and ours."""
 SLASHES = {
-    "reset": Slash("", "start over, keep the system message", _reset),
-    "system": Slash("TEXT", "start over with this system message", _set_system),
-    "undo": Slash("", "drop the last message and its answer", _undo),
-    "retry": Slash("", "answer the last message again", _retry),
-    "mode": Slash("[NAME]", "list the ways to make answers, or change to one", _mode, _modes),
+    "model": Slash("[NAME]", "list the models on this machine, or answer with another one", choose_model, model_names),
+    "pull": Slash("NAME", "download a model", pull_model),
+    "set": Slash("[NAME [VALUE]]", "show the settings, or change one", set_or_show, values),
+    "system": Slash("[TEXT]", "show the system message, or start over with another one", _set_system),
     "think": Slash("[on|off]", "show whether the model thinks first, or change it", _think, lambda chat: _EFFORTS),
     "adapter": Slash(
         "[NAME]",
@@ -244,11 +215,13 @@ SLASHES = {
         _adapter,
         _adapters,
     ),
+    "clear": Slash("", "start over, keep the system message", _clear),
+    "undo": Slash("", "drop the last message and its answer", _undo),
+    "retry": Slash("", "answer the last message again", _retry),
     "stats": Slash("", "show statistics of the last answer", _stats),
     "memory": Slash("", "show planned memory by holder, and measured memory", _memory),
-    "color": Slash("[on|off]", "show which colour is which source, or switch colours", _color, lambda chat: _SWITCH),
     "save": Slash("FILE", "save the conversation to a file", _save, None),
     "load": Slash("FILE", "load a saved conversation and continue it", _load, None),
     "help": Slash("", "show this list", _help),
-    "quit": Slash("", "quit", _quit),
+    "bye": Slash("", "end the chat", _bye),
 }

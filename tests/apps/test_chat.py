@@ -3,23 +3,28 @@
 import builtins
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from edgedecode import FinishReason, InputError, Message, Pair, SessionDetails, SessionOptions, WhenFull
+import edgedecode
+from edgedecode import BudgetExceeded, FinishReason, InputError, Message, Pair, SessionDetails, SessionOptions, WhenFull
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.input_history import InputHistory
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
 from edgedecode.apps.chat.slash import SLASHES
-from edgedecode.apps.colour import SOURCES
+from edgedecode.apps.colour import KINDS, kind_of
 from edgedecode.cli import main
+from edgedecode.library.stored import Store, StoredModel
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.memory.sizes import format_nbytes
-from tests.apps.chat_script import Script, conversation_of, piped, talk
+from edgedecode.sampling.weights import sampling_table
+from tests.apps.chat_script import OPTIONS, Script, conversation_of, piped, talk
+from tests.apps.conftest import opened_toy
 from tests.peft_folders import list_adapter, write_peft
 
 
@@ -56,12 +61,23 @@ def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) 
         ("/nonsense", "there is no command /nonsense: /help lists the commands"),
         ("/hlep", "there is no command /hlep: did you mean /help?"),
         ("/save", "usage: /save FILE"),
-        ("/reset now", "usage: /reset"),
+        ("/clear now", "usage: /clear"),
         ("/stats", "there is no answer yet"),
-        ("/color green", "usage: /color [on|off]"),
+        ("/set sources green", "usage: /set sources [on|off]"),
         ("/undo", "the conversation is empty"),
         ("/retry", "the conversation is empty"),
-        ("/mode nosuch", "there is no mode 'nosuch'; there are: scheduled, fixed, plain, switch, "),
+        ("/set decoding nosuch", "there is no decoding 'nosuch'; there are: auto, fixed, plain, switch, "),
+        ("/set temprature 1", "there is no setting 'temprature': did you mean temperature?"),
+        ("/set nonsense", "there is no setting 'nonsense': /set lists the settings"),
+        ("/set temperature hot", "temperature is 'hot': give a number"),
+        ("/set temperature -1", "temperature"),
+        ("/set top-k 1.5", "top_k is '1.5': give a whole number"),
+        ("/set seed x", "seed is 'x': give a whole number from 0 on"),
+        ("/set max_tokens 0", "max_tokens is '0': give a whole number from 1 on"),
+        ("/pull", "usage: /pull NAME"),
+        ("/pull demo", "demo is the bundled pack"),
+        ("/model no-such-model", "no model 'no-such-model'"),
+        ("/model demo", "this chat has one model"),
         ("/think on", "this pack's chat template has no switch for thinking"),
         ("/think off", "thinking is not turned off by 'off': this pack's chat template has no switch for thinking"),
         ("/think hard", "thinking is 'hard': use one of off, on, "),
@@ -92,20 +108,94 @@ def test_help_lists_every_command_and_key(chat: Conversation, capsys: pytest.Cap
     assert "  Ctrl-D " in err
 
 
-def test_color_shows_the_legend_and_switches_colours(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
-    talk(chat, "/color", "hello")
+def test_sources_have_a_legend_and_are_shown_on_request(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "/set sources", "hello")
     out, err = capsys.readouterr()
-    assert "tokens are not coloured" in err
+    assert "sources are not shown" in err
     assert "\x1b" not in out + err
-    assert len({shade.code for shade in SOURCES.values()}) == len(SOURCES)
-    for source in ("target", "model", "trim", "suffix", "recycle", "tree", "forced", "draft"):
-        assert f"{SOURCES[source].name:<14}  {SOURCES[source].origin}\n" in err
-    talk(chat, "/color on", "hello")
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
+    assert {kind_of(name).name for name in ("model", "trim", "tree", "head")} == {"draft model"}
+    assert {kind_of(name).name for name in ("suffix", "lookup", "of another package")} == {"lookup"}
+    for kind in KINDS:
+        assert f"  {kind.name:<11}  {kind.colour:<10}  {kind.origin}\n" in err
+    talk(chat, "/set sources on", "hello")
     out, err = capsys.readouterr()
-    assert "tokens are coloured by source" in err
+    assert "sources are shown" in err
     assert "\x1b[32m" in out
-    talk(chat, "/color off", "hello")
+    talk(chat, "/set sources off", "hello")
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_words_and_colours_of_sources_are_the_pages() -> None:
+    web = Path(edgedecode.__file__).parents[1] / "apps" / "serve" / "web" / "src" / "sources.ts"
+    if not web.is_file():
+        pytest.skip("the page's sources are not here")
+    text = web.read_text(encoding="utf-8")
+    named = dict(re.findall(r'^  (\w+): "([\w ]+)",$', text.partition("KINDS")[2].partition("}")[0], re.MULTILINE))
+    assert [*named.values()] == [kind.name for kind in KINDS]
+    sources = dict(re.findall(r'^  (\w+): "(\w+)",$', text.partition("BY_SOURCE")[2].partition("}")[0], re.MULTILINE))
+    assert {name: named[kind] for name, kind in sources.items() if name != "none"} == {
+        name: kind_of(name).name for name in sources if name != "none"
+    }
+
+
+def test_settings_are_shown_and_changed(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "hello", "/set temperature 0.5", "/set top-k 3", "/set seed 7", "/set max_tokens 5", "again")
+    err = capsys.readouterr().err
+    assert "temperature is 0.5\n" in err
+    assert (chat.session.sampling.temperature, chat.session.sampling.top_k) == (0.5, 3)
+    assert chat.session.stats.seed == 7
+    assert chat.session.stats.tokens == 5
+    assert len(chat.session.messages) == 4
+    talk(chat, "/set decoding plain", "/set temperature default", "/set max_tokens default", "/set")
+    err = capsys.readouterr().err
+    rows = {line.split()[0]: line.split()[1] for line in err.splitlines()[-len(sampling_table()) - 4 :]}
+    assert rows["decoding"] == "plain"
+    assert (rows["temperature"], rows["top_k"], rows["max_tokens"]) == ("0", "3", "default")
+
+
+def test_a_system_message_is_shown(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "/system", "/system be kind", "/system")
+    assert [line for line in capsys.readouterr().err.splitlines() if "clear" not in line] == [
+        "there is no system message",
+        "be kind",
+    ]
+
+
+def test_another_model_continues_the_conversation(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy), "hello")
+    before, used = chat.session.messages, toy.budget.used_nbytes
+    opened = list[str]()
+
+    def open_model(name: str) -> tuple[Pair, SessionOptions]:
+        opened.append(name)
+        if name == "demo":
+            raise BudgetExceeded("no memory", table="")
+        return opened_toy(toy.root), OPTIONS
+
+    chat.open_model = open_model
+    talk(chat, "/model demo")
+    assert "no memory" in capsys.readouterr().err
+    assert opened == ["demo", str(toy.root)]  # the present one again
+    assert toy.budget.used_nbytes < used  # it was closed first
+    assert chat.session.messages == before
+    talk(chat, "again", "/model")
+    assert chat.session.messages[:2] == before
+    assert "* toy" in capsys.readouterr().err
+    chat.pair.close()
+
+
+def test_models_are_pulled_and_named(
+    chat: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = StoredModel("tiny", Path(__file__), Store.LIBRARY)
+    monkeypatch.setattr("edgedecode.library.named_models.pull", lambda _: (stored, True))
+    monkeypatch.setattr("edgedecode.library.named_models.stored_models", lambda: [stored])
+    talk(chat, "/pull tiny", "/model")
+    err = capsys.readouterr().err
+    assert "tiny: pulled, " in err
+    assert "/model tiny answers with it" in err
+    assert "\n  tiny" in err
 
 
 def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,14 +215,14 @@ def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.Captur
 
 def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     stops = SessionOptions(context=80, seed=1, details=SessionDetails(ignore_eos=True, when_full=WhenFull.STOP))
-    chat = talk(conversation_of(toy, stops, max_tokens=10), "hello", "x" * 100, "/reset", "x" * 100, "hello")
+    chat = talk(conversation_of(toy, stops, max_tokens=10), "hello", "x" * 100, "/clear", "x" * 100, "hello")
     err = capsys.readouterr().err
-    assert err.count("/reset starts over") == 1
+    assert err.count("/clear starts over") == 1
     assert err.count("the message is longer than the context of 80 tokens: shorten it\n") == 1
     assert chat.last_finish is FinishReason.LENGTH
     assert len(chat.session.messages) == 2
     talk(conversation_of(toy, stops, max_tokens=1000), "hello")
-    assert "the context is full: /reset starts over" in capsys.readouterr().err
+    assert "the context is full: /clear starts over" in capsys.readouterr().err
 
 
 def test_chat_that_outgrows_its_context_drops_the_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,11 +231,11 @@ def test_chat_that_outgrows_its_context_drops_the_oldest_turns(toy: Pair, capsys
     chat = talk(conversation_of(toy, drops, max_tokens=10), *messages, "x" * 200)
     err = capsys.readouterr().err
     assert "the message is longer than the context of 120 tokens: shorten it" in err
-    assert "/reset" not in err
+    assert "/clear" not in err
     assert chat.session.messages[-2].content == "hello 7"
     assert len(chat.session.messages) < 16
     talk(conversation_of(toy, drops, max_tokens=1000), "hello")
-    assert "the context is full: /reset starts over" in capsys.readouterr().err
+    assert "the context is full: /clear starts over" in capsys.readouterr().err
 
 
 def test_ctrl_c_at_the_prompt_warns_first_and_quits_the_second_time(
@@ -193,7 +283,7 @@ def test_ctrl_c_between_tokens_drops_the_line_and_the_chat_continues(
     """Pressed while a message is encoded, a slash command runs, or the statistics are printed."""
     with monkeypatch.context() as patch:
         patch.setattr(conversation_module if name == "stats_line" else chat.session, name, interrupt)
-        talk(chat, "/reset" if name == "reset" else "hello", None)
+        talk(chat, "/clear" if name == "reset" else "hello", None)
         assert capsys.readouterr().err == "\n(interrupted)\n"
     assert [message.role for message in chat.session.messages] == (
         ["user", "assistant"] if name == "stats_line" else []
@@ -230,6 +320,36 @@ def test_terminal_lines_refuse_invalid_utf8_in_every_locale(strict: bool, monkey
         TerminalLines(InputHistory()).read()
 
 
+BLOCKS = [
+    ('"""one\ntwo"""', "one\ntwo"),
+    ('"""\none\n\ntwo\n"""', "one\n\ntwo"),
+    ('"""one"""', "one"),
+    ('"""""" ', ""),
+    ('/system """be\nbrief"""', "/system be\nbrief"),
+    ('"""/help\n"""', "//help"),
+    ('say """', 'say """'),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BLOCKS)
+def test_a_block_in_triple_quotes_is_one_message(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, f"{text}\nnext\n".encode())
+    lines = PipedLines()
+    assert [lines.read(), lines.read(), lines.read()] == [message, "next", None]
+    typed = iter([*text.split("\n"), "next"])
+    monkeypatch.setattr("builtins.input", lambda *prompt: next(typed))
+    history = InputHistory()
+    typing = TerminalLines(history)
+    assert [typing.read(), typing.read()] == [message, "next"]
+    assert history.entries[-1] == "next"
+
+
+def test_a_block_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, b'"""one\ntwo\n')
+    with pytest.raises(InputError, match="does not end before standard input does"):
+        PipedLines().read()
+
+
 def test_piped_lines_end_with_none_and_refuse_invalid_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, b"one\r\ntwo")
     lines = PipedLines()
@@ -248,7 +368,7 @@ def test_slash_adapter_changes_the_adapter(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     list_adapter(pack_copy, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
-    swaps = [f"/reset\n/adapter {name}\nhello" for name in ("odd:0", "odd", "off")]
+    swaps = [f"/clear\n/adapter {name}\nhello" for name in ("odd:0", "odd", "off")]
     piped(monkeypatch, "\n".join(["hello", *swaps, "/adapter nosuch"]).encode())
     assert main(["chat", "-m", str(pack_copy), "--runtime", "onnx", "-n", "12", "--temp", "0", *start]) == 0
     out, err = capsys.readouterr()

@@ -19,7 +19,7 @@ def test_save_and_load_round_trip(chat: Conversation, tmp_path: Path, capsys: py
     file = tmp_path / "talk.json"
     talk(chat, "hello", f"/save {file}")
     messages = chat.session.messages
-    talk(chat, "/reset", f"/load {file}")
+    talk(chat, "/clear", f"/load {file}")
     assert chat.session.messages == messages
     assert {path.name for path in tmp_path.iterdir()} == {"talk.json", "edgedecode.json"}
     assert "2 messages loaded" in capsys.readouterr().err

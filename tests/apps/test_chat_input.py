@@ -78,13 +78,14 @@ def test_completion_of_commands_modes_adapters_and_files(
     (tmp_path / "talk.json").touch()
     assistant = SlashAssistant(conversation_of(toy))
     assert completed("/", assistant) == [f"/{name} " for name in SLASHES]
-    assert completed("/re", assistant) == ["/reset ", "/retry "]
-    assert completed("/mode s", assistant) == ["/mode scheduled", "/mode switch", "/mode suffix"]
+    assert completed("/m", assistant) == ["/model ", "/memory "]
+    assert completed("/set decoding s", assistant) == ["/set decoding switch", "/set decoding suffix"]
+    assert completed("/set so", assistant) == ["/set sources on", "/set sources off"]
     assert completed("/adapter o", assistant) == ["/adapter off"]
-    assert completed("/color o", assistant) == ["/color on", "/color off"]
+    assert completed("/set temp", assistant) == ["/set temperature "]
     assert completed("/load ta", assistant) == ["/load talk.json"]
     assert completed(f"/save {tmp_path}/ta", assistant) == [f"/save {tmp_path}/talk.json"]
-    for text in ("hello", "hello /", "/stats ", "/nosuch ", "/system TEX", "/\nmode"):
+    for text in ("hello", "hello /", "/stats ", "/nosuch ", "/system TEX", "/\nset"):
         assert completed(text, assistant) == []
 
 

@@ -38,11 +38,11 @@ def marked(err: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (SessionOptions(), "scheduled"),
+        (SessionOptions(), "auto"),
         (SessionOptions(drafter="none"), "plain"),
         (SessionOptions(draft_max=0), "plain"),
         (SessionOptions(draft_max=3), "fixed"),
-        (SessionOptions(details=SessionDetails(reproducible=True)), "scheduled"),
+        (SessionOptions(details=SessionDetails(reproducible=True)), "auto"),
         (SessionOptions(drafter="suffix", draft_max=3), "suffix"),
         (SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.1))), "switch"),
     ],
@@ -62,7 +62,7 @@ def test_chat_modes_of_a_reproducible_chat_do_not_switch_and_without_a_draft_mod
     assert "switch" not in modes
     assert all(mode.options.details.reproducible for mode in modes.values())
     toy.manifest = replace(toy.manifest, models={"target": toy.manifest.models["target"]})
-    assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
+    assert list(chat_modes(toy, SessionOptions())) == ["auto", "plain", "recycle", "suffix"]
 
 
 def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_started_so(toy: Pair) -> None:
@@ -72,15 +72,15 @@ def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_star
     assert chosen_mode("switch", toy, session_options(SCHEDULED, switch=switching)).options.details.switch == switching
 
 
-def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/mode")
-    assert marked(capsys.readouterr().err) == ["scheduled"]
+def test_decoding_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/set decoding")
+    assert marked(capsys.readouterr().err) == ["auto"]
     before, first = chat.session, chat.session.messages
     used = toy.budget.used_nbytes
-    talk(chat, "/mode plain", "/mode", "/stats")
+    talk(chat, "/set decoding plain", "/set decoding", "/stats")
     err = capsys.readouterr().err
-    assert "scheduled (drafts where they are faster)" in err, "of the last answer"
-    assert "mode plain: the target alone, no drafts" in err
+    assert "auto (drafts where they pay)" in err, "of the last answer"
+    assert "decoding plain: no drafts" in err
     assert marked(err) == ["plain"]
     assert chat.session is not before
     assert chat.session.messages == first
@@ -89,9 +89,9 @@ def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: 
     assert chat.session.stats.mode == "plain"
     assert chat.session.messages[:2] == first
     assert len(chat.session.messages) == 4
-    talk(chat, "/mode suffix", "again")
+    talk(chat, "/set decoding suffix", "again")
     assert chat.session.drafter_name == "suffix"
-    talk(chat, "/mode scheduled", "again")
+    talk(chat, "/set decoding auto", "again")
     assert chat.session.stats.mode == "scheduled"
     assert len(chat.session.messages) == 8
 
@@ -102,7 +102,7 @@ def test_slash_think_changes_the_prompt_and_outlives_a_mode(toy: Pair, capsys: p
     chat = talk(conversation_of(toy, SCHEDULED), "hello", "/think")
     assert "thinking is as the chat template has it" in capsys.readouterr().err
     before = chat.session.stats.prompt_tokens
-    talk(chat, "/think off", "/mode plain", "/retry")
+    talk(chat, "/think off", "/set decoding plain", "/retry")
     assert "thinking is off" in capsys.readouterr().err
     assert (chat.session.options.details.think, chat.session.stats.mode) == ("off", "plain")
     assert chat.session.stats.prompt_tokens > before
@@ -112,20 +112,20 @@ def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:
     chat = talk(conversation_of(toy, SCHEDULED), "hello")
     answers = {chat.session.messages[1].content}
     for mode in ("plain", "model", "suffix", "recycle"):
-        talk(chat, f"/mode {mode}", "/retry")
+        talk(chat, f"/set decoding {mode}", "/retry")
         assert mode_of(chat.session.options) == mode
         answers.add(chat.session.messages[1].content)
     assert len(answers) == 1
 
 
-def test_slash_mode_that_is_refused_before_anything_changes_keeps_the_session(
+def test_decoding_that_is_refused_before_anything_changes_keeps_the_session(
     toy: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ratio = session_options(SCHEDULED, drafter="model", draft_max=2, rule=Rule.RATIO)
     chat = talk(conversation_of(toy, ratio), "hello")
     messages = chat.session.messages
     capsys.readouterr()
-    talk(chat, "/mode suffix")
+    talk(chat, "/set decoding suffix")
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "the ratio rule samples from the draft model" in err
@@ -135,7 +135,7 @@ def test_slash_mode_that_is_refused_before_anything_changes_keeps_the_session(
 
 
 @pytest.mark.parametrize("error", [BudgetExceeded("no memory", table=""), KeyboardInterrupt()])
-def test_slash_mode_that_fails_opens_the_old_mode_again(
+def test_decoding_that_fails_opens_the_old_mode_again(
     error: BaseException, toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = talk(conversation_of(toy, SCHEDULED), "hello")
@@ -148,15 +148,15 @@ def test_slash_mode_that_fails_opens_the_old_mode_again(
 
     monkeypatch.setattr(toy, "session", session)
     capsys.readouterr()
-    talk(chat, "/mode plain", "/mode")
+    talk(chat, "/set decoding plain", "/set decoding")
     err = capsys.readouterr().err
     assert ("edgedecode: no memory\n" if isinstance(error, BudgetExceeded) else "(interrupted)") in err
-    assert marked(err) == ["scheduled"]
+    assert marked(err) == ["auto"]
     assert chat.session.messages == messages
     assert talk(chat, "again").last_finish is FinishReason.LENGTH
 
 
-def test_slash_mode_that_cannot_go_back_either_keeps_the_messages_for_another_try(
+def test_decoding_that_cannot_go_back_either_keeps_the_messages_for_another_try(
     toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     chat = talk(conversation_of(toy, SCHEDULED), "hello")
@@ -164,21 +164,21 @@ def test_slash_mode_that_cannot_go_back_either_keeps_the_messages_for_another_tr
     with monkeypatch.context() as patch:
         patch.setattr(toy, "session", Mock(side_effect=BudgetExceeded("no memory", table="")))
         capsys.readouterr()
-        talk(chat, "/mode plain", f"/save {tmp_path / 'talk.json'}")
+        talk(chat, "/set decoding plain", f"/save {tmp_path / 'talk.json'}")
         err = capsys.readouterr().err
-        assert "no memory; /mode opens the conversation again, /save keeps it" in err
+        assert "no memory; /set decoding opens the conversation again, /save keeps it" in err
         assert "2 messages saved" in err
-    talk(chat, "/mode plain", "again")
+    talk(chat, "/set decoding plain", "again")
     assert chat.session.messages[:2] == messages
     assert chat.last_finish is FinishReason.LENGTH
 
 
-def test_slash_mode_continues_the_seeds_of_a_sampled_chat(toy: Pair) -> None:
+def test_decoding_continues_the_seeds_of_a_sampled_chat(toy: Pair) -> None:
     chat = talk(conversation_of(toy, SCHEDULED), "hello")
     first = chat.session.seed
-    talk(chat, "/mode plain", "hello")
+    talk(chat, "/set decoding plain", "hello")
     assert chat.session.seed != first
-    other = talk(conversation_of(toy, replace(SCHEDULED, seed=None)), "/mode plain", "hello")
+    other = talk(conversation_of(toy, replace(SCHEDULED, seed=None)), "/set decoding plain", "hello")
     assert other.session.options.seed is None
 
 
@@ -239,7 +239,7 @@ def test_status_shows_mode_and_use_of_the_context(chat: Conversation) -> None:
     assert chat.status == f"toy · fixed · {len(chat.session.tokens)} of {context} tokens"
     talk(chat, "again", "/undo")
     assert chat.status == f"toy · fixed · context {context} tokens"
-    talk(chat, "/reset")
+    talk(chat, "/clear")
     assert chat.status == f"toy · fixed · 0 of {context} tokens"
 
 
@@ -252,9 +252,9 @@ def test_adapter_is_listed_kept_by_a_change_of_mode_and_shown(
         err = capsys.readouterr().err
         assert marked(err) == ["off"]
         assert "\n  odd\n" in err
-        talk(chat, "/adapter odd:0.5", "/mode plain", "/adapter")
+        talk(chat, "/adapter odd:0.5", "/set decoding plain", "/adapter")
         assert "* odd  scale 0.5\n" in capsys.readouterr().err
         assert chat.status.startswith("demo · plain · odd · ")
         assert chat.session.options.adapter == "odd"
-        talk(chat, "/adapter off", "/mode suffix", "hello")
+        talk(chat, "/adapter off", "/set decoding suffix", "hello")
         assert chat.session.options.adapter is None

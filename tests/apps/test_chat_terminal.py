@@ -48,19 +48,20 @@ def asked(messages: Sequence[Message]) -> list[str]:
 
 
 def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cache: Path) -> None:
-    with chat(begins="demo · scheduled · 0 of 2048 tokens") as child:
+    with chat(begins="demo · auto · 0 of 2048 tokens") as child:
         child.types(f"{QUESTION}\r", ANSWER)
-        child.until(r"demo · scheduled · \d\d of 2048 tokens")
-        for typed, shown in (("/mo\t", "/mode"), ("pl\t", "plain"), ("\r", "mode plain: the target alone, no drafts")):
+        child.until(r"demo · auto · \d\d of 2048 tokens")
+        typing = ("/se\t", "/set"), ("decoding pl\t", "plain"), ("\r", "decoding plain: no drafts")
+        for typed, shown in typing:
             child.types(typed, shown)  # completions come when they are found
         child.until(r"demo · plain · \d\d of 2048 tokens")
         child.types("/retry\r", ANSWER)
         child.until("no drafts")
         child.until(r"demo · plain · \d\d of 2048 tokens")
-        child.types("/help\r", "Alt-Enter, Ctrl-J  begin a new line")
+        child.types("/help\r", "Alt-Enter, Ctrl-J +begin a new line")
         child.quit()
         assert child.mode_now() == child.mode
-    kept, lines = cache / "history" / "inputs.jsonl", [QUESTION, "/mode plain", "/retry", "/help"]
+    kept, lines = cache / "history" / "inputs.jsonl", [QUESTION, "/set decoding plain", "/retry", "/help"]
     assert [json.loads(line) for line in kept.read_text().splitlines()] == lines
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
@@ -91,9 +92,10 @@ def test_messages_of_several_lines_arrive_whole(tmp_path: Path) -> None:
         child.types("one\x1b\rtwo\nthree\\\rfour\r", r"tok/s[\s\S]*of 2048 tokens")  # Alt-Enter, Ctrl-J, a backslash
         child.types("\x1b[200~pasted\rin\rlines\x1b[201~", "lines")
         child.types("\r", r"tok/s[\s\S]*of 2048 tokens")
-        child.types(f"/save {file}\r", "4 messages saved")
+        child.types('"""in\rquotes\r"""\r', r"tok/s[\s\S]*of 2048 tokens")
+        child.types(f"/save {file}\r", "6 messages saved")
         child.quit()
-    assert asked(load_messages(file)) == ["one\ntwo\nthree\nfour", "pasted\nin\nlines"]
+    assert asked(load_messages(file)) == ["one\ntwo\nthree\nfour", "pasted\nin\nlines", "in\nquotes"]
 
 
 def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:

@@ -41,7 +41,19 @@ def test_drafts_line_has_no_speed_up_that_the_answer_did_not_measure() -> None:
         Stats(mode="scheduled", rounds=4, plain_rounds={"no speed-up expected": 3})
     )
     assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
-    assert "no drafts" in stats_line(Stats(), finish_reason=FinishReason.STOP)
+
+
+def test_the_line_below_an_answer_tells_a_speed_up_that_is_one() -> None:
+    def line(stats: Stats) -> str:
+        return stats_line(stats, finish_reason=FinishReason.STOP).split(" tok/s · ")[1]
+
+    stats = scheduled()
+    assert line(stats) == "6 of 9 drafted tokens accepted (lookup 4, draft model 2) · 1.60 times plain decoding"
+    stats.time = TimeSplit(verify=1.0)
+    assert line(stats) == "6 of 9 drafted tokens accepted (lookup 4, draft model 2)"
+    none = Stats(mode="scheduled", rounds=4, plain_rounds={"measuring": 1, "no speed-up expected": 3})
+    assert line(none) == "no drafts: no speed-up expected"
+    assert line(Stats(mode="scheduled")) == line(Stats()) == "no drafts"
 
 
 def test_stats_of_a_scheduled_answer_account_for_every_round() -> None:

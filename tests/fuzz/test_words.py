@@ -17,8 +17,8 @@ CONVERSATION = {
     ]
 }
 LINES = st.one_of(
-    st.sampled_from([b"/load saved.json", b"/load .", b"/load /dev/zero", b"/load missing", b"/reset", b"/stats"]),
-    st.sampled_from([b"hello", b"/help", b"/quit", b"/color", b"//", b"/", b"\xff\xfe", b"", b"\x1b[2J"]),
+    st.sampled_from([b"/load saved.json", b"/load .", b"/load /dev/zero", b"/load missing", b"/clear", b"/stats"]),
+    st.sampled_from([b"hello", b"/help", b"/bye", b"/set", b"//", b"/", b"\xff\xfe", b"", b"\x1b[2J"]),
     st.builds(lambda text: b"/system " + text.encode("utf-8", "surrogatepass"), TEXTS),
     st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"").replace(b"/", b"")),
     st.builds(Repeated, st.sampled_from(["x", "~é", "[", "🦙"]), st.just(20_000)),
