@@ -32,6 +32,7 @@ from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
+from edgedecode.memory.budget import SharedBudget
 from edgedecode.open_pack import KV_TYPES, LoadOptions
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.manifest import Generation, Manifest
@@ -247,9 +248,15 @@ def open_pair(arguments: Namespace, *, swaps: bool = False) -> Pair:
     Invalid option values are refused before anything is loaded. swaps: a session may choose any adapter of the pack
     later, not only the one that the arguments name.
     """
-    _check_early(arguments)
+    check_early(arguments)
     show_notices()
     locate_pack(arguments)
+    with leaving_at_once():
+        return open_located(arguments, arguments.memory, swaps=swaps)
+
+
+def open_located(arguments: Namespace, memory: str | SharedBudget | None, *, swaps: bool) -> Pair:
+    """Open the pack whose folder is in the arguments. swaps: as for `open_pair`."""
     adapter = getattr(arguments, "adapter", None)
     adapters = adapter is not None
     if adapter is not None or swaps:  # before the engines are measured
@@ -258,16 +265,15 @@ def open_pair(arguments: Namespace, *, swaps: bool = False) -> Pair:
             manifest.located_adapter(adapter[0])
         elif manifest.adapters and arguments.kv_type is None:  # no ONNX graph has both
             adapters = manifest.models["target"].takes_adapters
-    with leaving_at_once():
-        return load(
-            arguments.model,
-            memory=arguments.memory,
-            runtime=arguments.runtime,
-            threads=arguments.threads,
-            kv_type=arguments.kv_type,
-            adapters=adapters,
-            options=replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify),
-        )
+    return load(
+        arguments.model,
+        memory=memory,
+        runtime=arguments.runtime,
+        threads=arguments.threads,
+        kv_type=arguments.kv_type,
+        adapters=adapters,
+        options=replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify),
+    )
 
 
 def load_options(arguments: Namespace) -> LoadOptions:
@@ -343,7 +349,8 @@ def system_messages(text: str | None) -> list[Message]:
     return [] if text is None else [Message("system", checked_text(text, "--system"))]
 
 
-def _check_early(arguments: Namespace) -> None:
+def check_early(arguments: Namespace) -> None:
+    """Raise InputError for values of options that no pack takes."""
     if hasattr(arguments, "rule"):  # the verb has all session options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)

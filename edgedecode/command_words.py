@@ -114,11 +114,16 @@ def _options(parser: ArgumentParser) -> dict[str, bool]:
 def sort_words(given: Namespace, loose: Sequence[str]) -> str:
     """Put the words without an option into `model` and `prompt_text`; return what is wrong with them, or nothing.
 
-    loose: words that argparse left over because they follow an option.
+    loose: words that argparse left over because they follow an option. A verb with `packs` takes several, and nothing
+    else.
     """
     from edgedecode.library.find import could_be_pack, names_pack  # late, to start fast
 
     words = [word for word in (given.pack, getattr(given, "prompt_text", None), *loose) if word is not None]
+    if hasattr(given, "packs"):
+        given.packs = list(dict.fromkeys((*([given.model] if given.model is not None else []), *words)))
+        given.model = given.pack = given.packs[0] if len(given.packs) == 1 else None
+        return ""
     answers = hasattr(given, "prompt_text")
     prompted = any(getattr(given, name, None) is not None for name in ("prompt", "file"))
     prompt = pack = None

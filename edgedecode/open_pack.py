@@ -22,6 +22,7 @@ from edgedecode.library.prepared import hold_in_use
 from edgedecode.memory.budget import PROCESS, VARIATION, Budget, Holder, SharedBudget
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.pressure import free_memory
+from edgedecode.memory.process_memory import held_nbytes
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
@@ -118,7 +119,7 @@ def load(
                 return known.open(engine, request)
             first = first_engine(manifest, root, request, asked=runtime == AUTO)
             others = partial(other_engines, manifest, root, request, first=first)
-            return _open_on_first(first, lambda engine: known.open(engine, request), others=others)
+            return _open_on_first(first, lambda engine: known.open(engine, request), others=others, shared=shared)
     except BudgetExceeded as error:
         advice = f"{error.advice}; `edgedecode plan` lists what a session needs"
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
@@ -244,12 +245,23 @@ def _warn_if_short(manifest: Manifest) -> None:
         )
 
 
-def _open_on_first(name: str, open_on: Callable[[Runtime], Pair], *, others: Callable[[], Sequence[str]]) -> Pair:
+def _open_on_first(
+    name: str, open_on: Callable[[Runtime], Pair], *, others: Callable[[], Sequence[str]], shared: SharedBudget | None
+) -> Pair:
     """Open the pair on this engine, or the first of the others that can; notify the user of each failure's reason."""
     try:
-        return open_on(find_runtime(name))
+        return open_on(_imported(name, shared))
     except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
         if not (left := others()):
             raise
         notice(f"{name} cannot run this pack here ({error.reason}); trying {left[0]}")
-    return _open_on_first(left[0], open_on, others=lambda: left[1:])
+    return _open_on_first(left[0], open_on, others=lambda: left[1:], shared=shared)
+
+
+def _imported(name: str, shared: SharedBudget | None) -> Runtime:
+    """Return an engine; beside open packs, what its import takes is leased."""
+    before = held_nbytes() or 0
+    engine = find_runtime(name)
+    if shared is not None:
+        shared.count_import(name, max(0, (held_nbytes() or 0) - before))
+    return engine

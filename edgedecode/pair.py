@@ -233,7 +233,7 @@ class Pair:
             session = Session(shared, smaller, messages=messages)
             if smaller != options:
                 limit = self.budget.limit
-                of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
+                of = "" if limit is None else f" of {format_nbytes(limit.whole)} ({limit.name})"
                 plain = ", without drafts," if smaller.drafter != options.drafter else ""
                 notice(f"the context is {session.context} tokens{plain} to fit the memory budget{of}")
         self._sessions.add(session)

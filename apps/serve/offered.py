@@ -14,6 +14,7 @@ from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import memory_now, peak_nbytes
 from edgedecode.options import DEFAULT_CONTEXT, sampling_defaults
 from edgedecode.pack.entries import DRAFT_ADAPTER
+from edgedecode.pack.manifest import Manifest
 
 from .models.places import Places
 from .requests.asked import PLAIN, SWITCH, Asked, ModelName
@@ -112,20 +113,27 @@ class Listed:
 
 def listed_service(name: str, service: Service) -> Listed:
     """Return what is known about a loaded model."""
-    manifest, card = service.pair.manifest, service.pair.target.card
+    pair = service.pair
+    context, card = context_length(service), pair.target.card
+    found = listed_pack(name, pair.manifest, created=service.created, context=context)
+    return replace(found, trained=card.context, vocabulary=card.vocabulary_size)
+
+
+def listed_pack(name: str, manifest: Manifest, *, created: int, context: int) -> Listed:
+    """Return what a pack's manifest tells."""
     entry = manifest.models["target"]
     return Listed(
         name=name,
         identity=manifest.to_json(),
-        created=service.created,
+        created=created,
         nbytes=manifest.nbytes + sum(each.nbytes for each in manifest.outside.values()),
         format="onnx" if entry.graphs else "gguf",
         architecture=entry.architecture,
         parameters=entry.parameters,
         quantization=entry.quantization or f"{entry.bits}-bit",
-        context=context_length(service),
-        trained=card.context,
-        vocabulary=card.vocabulary_size,
+        context=min(context, entry.context),
+        trained=entry.context,
+        aliases=(manifest.name,),
     )
 
 

@@ -23,17 +23,24 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
     pack of the hub also updated. Raises ManifestError with one line that says what was tried.
     """
     path, title = _found(name)
-    if draft is None and not _is_model_file(path) and not (path / MANIFEST_NAME).is_symlink():
-        return path
-    from .file_packs import file_pack, without_links  # late: most packs are opened where they lie
-
     if draft is None:
-        return file_pack(path, title=title) if _is_model_file(path) else without_links(path)
+        return pack_at(path, title=title)
+    from .file_packs import file_pack
+
     helper, _ = _found(draft)
     for each in (path, helper):
         if not _is_model_file(each):
             raise ManifestError(f"--draft pairs two GGUF files, and {each} is none: a pack holds its draft itself")
     return file_pack(path, draft=helper, title=title)
+
+
+def pack_at(path: Path, *, title: str) -> Path:
+    """Return the folder of the pack of a GGUF file, or of a pack's folder. title: as for `file_pack`."""
+    if not _is_model_file(path) and not (path / MANIFEST_NAME).is_symlink():
+        return path
+    from .file_packs import file_pack, without_links  # late: most packs are opened where they lie
+
+    return file_pack(path, title=title) if _is_model_file(path) else without_links(path)
 
 
 def find_file(name: Path) -> Path:

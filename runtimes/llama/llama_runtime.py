@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from edgedecode.adapters.gguf_adapter import lora_modules, lora_projections
 from edgedecode.decoding.model import LanguageModel, ModelCard
@@ -17,7 +16,7 @@ from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
-from edgedecode.memory.budget import Budget, Holder, Lease
+from edgedecode.memory.budget import Budget, Holder
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import ModelEntry
@@ -62,8 +61,6 @@ class LlamaRuntime:
         self._version = version
         self._mmap = mmap
         self._engine: Engine | None = None
-        self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
-        """Per budget: the lease for the engine's own pages. They stay until the process ends, so it outlives models."""
 
     @property
     def name(self) -> str:
@@ -106,7 +103,7 @@ class LlamaRuntime:
         entry, header, path, name = request.entry, found.header, found.path, card.name
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # releases every lease if a later step fails
-            code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
+            undo.enter_context(budget.reserve_for_process(CODE))
             loading, holder = self._fitting(found, budget, needs)
             reserved = holder.nbytes + read_buffer_nbytes(header, loading)
             lease = undo.enter_context(budget.reserve(holder.name, reserved, fixed=name == "target"))
@@ -140,7 +137,6 @@ class LlamaRuntime:
                 extras=StateExtras(snapshots, _adapted_products(header, needs)),
             )
             undo.pop_all()
-            self._code[budget] = code
         return model
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:

@@ -210,6 +210,7 @@ class OnnxModel(SessionModel[OnnxState]):
 
     def _drop(self) -> None:
         self._tiles.clear()
+        self.table = None  # a part of the mapped weights
         self._buffers.close()
         if self._adapters is not None:
             self._adapters.close()

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import INT8_KV, SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError
-from edgedecode.memory.budget import Budget, Holder, Lease
+from edgedecode.memory.budget import Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.entries import DRAFTING_HEAD, GGUF, STATIC
 from edgedecode.pack.manifest import Graph, ModelEntry
@@ -56,8 +55,6 @@ class OnnxRuntime:
 
     def __init__(self) -> None:
         self._engine = import_engine()
-        self._code: WeakKeyDictionary[Budget, dict[str, Lease]] = WeakKeyDictionary()
-        """Per budget: leases for pages of engine and drivers, which stay until the process ends, longer than models."""
 
     @property
     def name(self) -> str:
@@ -130,12 +127,8 @@ class OnnxRuntime:
         found = self._find(request)
         graph, served, footprint = found.graph, found.served, found.footprint
         with ExitStack() as undo:  # releases every lease if a later step fails
-            held = self._code.get(budget, {})
-            code = held | {
-                name: undo.enter_context(budget.reserve(name, nbytes, fixed=True))
-                for name, nbytes in code_holders(found.provider)
-                if name not in held
-            }
+            for holder in code_holders(found.provider):
+                undo.enter_context(budget.reserve_for_process(holder))
             fixed = name == "target"
             leases = [
                 undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
@@ -154,7 +147,6 @@ class OnnxRuntime:
                     leases=leases,
                 )
                 undo.pop_all()
-                self._code[budget] = code
                 return model
             own = None
             tiles: dict[str, npt.NDArray[np.uint8]] = {}
@@ -196,7 +188,6 @@ class OnnxRuntime:
                 features=() if served is None else served.features,
             )
             undo.pop_all()
-            self._code[budget] = code
         if GGUF in found.graph.capabilities:
             release_pages()  # of the graph that was made in memory
         if chooses:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ import uvicorn
 from edgedecode.apps.serve.application import create_app
 from edgedecode.apps.serve.connections import server_config
 from edgedecode.apps.serve.guards import Limits
-from edgedecode.apps.serve.models.one import OneModel
+from edgedecode.apps.serve.models.one import Models, OneModel
 from edgedecode.apps.serve.models.places import Places
 from edgedecode.apps.serve.requests.asked import Asked, read_chat
 from edgedecode.apps.serve.requests.tool_fields import ToolBody
@@ -76,8 +76,11 @@ class Running:
         parallel: int = 4,
         waiting: int = 64,
         options: SessionOptions | None = None,
+        several: Callable[[Places], Models] | None = None,
     ) -> None:
-        self.pair, self.socket = pair, socket.create_server(("127.0.0.1", 0))
+        """several: makes the models in the place of `pair`."""
+        self.pair, self._several = pair, several
+        self.socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
         self._made = threading.Event()
         self._settings = limits or Limits(), parallel, waiting, options or SessionOptions()
@@ -103,7 +106,8 @@ class Running:
             limits, parallel, waiting, options = self._settings
             places = Places(parallel=parallel, waiting=waiting, patience=60.0)
             self.service = Service(self.pair, options, places)
-            app = create_app(OneModel(self.service, strict=limits.strict_model), limits)
+            one = OneModel(self.service, strict=limits.strict_model)
+            app = create_app(one if self._several is None else self._several(places), limits)
             self._server = uvicorn.Server(server_config(app, seconds=limits.seconds, log_level="critical"))
             self._made.set()
             await self._server.serve(sockets=[self.socket])
@@ -238,13 +242,15 @@ def held(pair: Pair) -> dict[str, int]:
 
 
 @contextmanager
-def serving(*words: str, errors: Path | None = None, before: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *words: str, models: Sequence[str] = ("demo",), errors: Path | None = None, before: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `edgedecode serve` on a free port; yield the process and its address. errors: receives its messages.
 
     before: Python code to run first.
     """
     program = f"{before}\nimport sys; from edgedecode.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "serve", "--port", "0", "--runtime", "onnx", *words]
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--runtime", "onnx", *models, *words]
     with open(errors or os.devnull, "w", encoding="utf-8") as messages:  # a pipe that nobody reads would fill
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
         try:

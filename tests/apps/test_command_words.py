@@ -234,7 +234,7 @@ SUGGESTED: list[tuple[str, str]] = [
     ("generate demo hi -m ./other", "two packs are named"),
     ("chat demo hi -m ./other", "two packs are named"),
     ("run demo hi -m ./other", "two packs are named"),
-    ("serve demo -m ./other", "two packs are named"),
+    ("plan demo -m ./other", "two packs are named"),
     ("--json list", "options follow the command: write `edgedecode VERB --json`"),
     ("--memory 500MB generate hi", "options follow the command: write `edgedecode VERB --memory`"),
     ("-m demo generate hi", "options follow the command: write `edgedecode VERB -m`"),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from gc import collect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from edgedecode.errors import BudgetExceeded, InputError
 from edgedecode.memory import process_memory
-from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.budget import Budget, Holder, Lease, SharedBudget
+from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes, resident_nbytes
 from edgedecode.memory.sizes import parse_nbytes
 
@@ -329,3 +331,39 @@ class BudgetMachine(RuleBasedStateMachine):
 
 TestBudget = BudgetMachine.TestCase
 TestBudget.settings = settings(max_examples=40, stateful_step_count=40)
+
+
+def test_parts_of_a_shared_budget_get_what_the_others_leave() -> None:
+    shared = SharedBudget(Limit(100_000_000))
+    shared.count_program(20_000_000)
+    used = shared.used_nbytes
+    first, second = shared.part(), shared.part()
+    first.reserve("weights:target", 50_000_000)
+    assert second.limit_nbytes == 100_000_000 - used - 50_000_000
+    assert first.limit_nbytes == 100_000_000 - used
+    with pytest.raises(
+        BudgetExceeded, match=r"of the 100.0 MB budget are free: raise --memory to 1[0-9.]+MB"
+    ) as refusal:
+        second.reserve("weights:target", 50_000_000)
+    assert "others in this process" in refusal.value.table
+    shared.count_program(40_000_000)  # a pack is open, which would be counted twice
+    assert shared.used_nbytes == used + 50_000_000
+    assert (shared.is_shared(first), shared.is_shared(second)) == (False, True)
+    for lease in first.leases:
+        lease.release()
+    shared.count_program(30_000_000)
+    assert shared.used_nbytes == used + 10_000_000
+    second.reserve("weights:target", 50_000_000)
+    del first, second, refusal
+    collect()
+    assert shared.used_nbytes == used + 10_000_000  # a budget that nobody has holds nothing
+
+
+def test_what_stays_until_the_process_ends_is_leased_once() -> None:
+    code = Holder("engine code", 10_000_000)
+    for shared in (None, SharedBudget(None)):
+        budgets = [Budget(), Budget()] if shared is None else [shared.part(), shared.part()]
+        for budget in (*budgets, *budgets):
+            budget.reserve_for_process(code)
+        held = [lease for budget in (budgets if shared is None else shared.parts) for lease in budget.leases]
+        assert [lease.name for lease in held].count(code.name) == (2 if shared is None else 1)

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from gc import collect
 from math import inf
 from time import monotonic, time
 from typing import Protocol
 
 from edgedecode import BudgetExceeded, Pair, SessionOptions
 from edgedecode.memory.budget import Budget, SharedBudget
+from edgedecode.memory.process_memory import release_pages
 
 from ..offered import Listed, adapter_names, model_names, modes
 from ..requests.asked import ModelName
@@ -34,6 +36,12 @@ class Shelf(Protocol):
         ...
 
 
+def _collect() -> None:
+    """Free what closed models left, so that what the process holds without them is measured."""
+    collect()
+    release_pages()
+
+
 class SeveralModels:
     """Models of a shelf. One that does not fit beside the others takes the place of those idle for longest; while all
     are busy, the one loaded first takes no new requests until it has left.
@@ -48,6 +56,8 @@ class SeveralModels:
         """One model is loaded at a time, in the order in which they were asked for."""
         self._ends: set[asyncio.Task[None]] = set()
         """Models that are being closed."""
+        self._ended = False
+        """Whether a model was closed whose objects, which refer to each other, may still be there."""
         self._found: dict[str, ModelName] = {}
         """What names meant that clients gave."""
         places.find_room = self._find_room
@@ -79,7 +89,8 @@ class SeveralModels:
         listed = await asyncio.to_thread(self._shelf.listed)
         if not name and not exact and listed:
             return ModelName(listed[0].name)
-        names = {alias.casefold(): each.name for each in reversed(listed) for alias in (*each.aliases, each.name)}
+        names = {alias.casefold(): each.name for each in reversed(listed) for alias in each.aliases}
+        names |= {each.name.casefold(): each.name for each in reversed(listed)}
         for model in ModelName.readings(name):
             for word in (model.pack, model.pack.removesuffix(LATEST)):
                 if (pack := names.get(word.casefold())) is not None:
@@ -156,6 +167,9 @@ class SeveralModels:
         async with self._turn:
             deadline = monotonic() + self.places.patience
             while not self.places.closing:
+                if self._ended:
+                    self._ended = False
+                    await asyncio.to_thread(_collect)
                 try:
                     pair, options = await asyncio.to_thread(self._shelf.open, name, self._shared)
                     self._models[name] = Loaded(name, Service(pair, options, self.places))
@@ -217,6 +231,7 @@ class SeveralModels:
         while await service.drop_session():
             pass
         await asyncio.to_thread(service.pair.close)
+        self._ended = True
         await self.places.announce()
 
     def _leave_later(self, model: Loaded) -> None:
