@@ -2,11 +2,10 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode import Chunk, FinishReason, InputError, Session, Stats
+from edgedecode import InputError, Session
 from edgedecode.commands import Command, add_color, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
@@ -19,34 +18,10 @@ from ..verb_options import (
     session_options,
     system_messages,
 )
+from .reply import LIKELIEST, VOTE, Reply
 
 if TYPE_CHECKING:
     from ..colour import Paint
-
-
-@dataclass(slots=True)
-class Reply:
-    """The answer so far. With `stream`, each chunk is written and flushed as it arrives."""
-
-    paint: "Paint | None"
-    stream: bool
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: FinishReason = FinishReason.CANCELLED
-
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk, and write it if streaming. Raises BrokenPipeError when the reader is gone."""
-        self.text += chunk.text
-        self.tokens += chunk.tokens
-        self.finish_reason = chunk.finish_reason or self.finish_reason
-        if self.stream and chunk.text:
-            sys.stdout.write(chunk.text if self.paint is None else self.paint.paint(chunk.text, chunk.source))
-            sys.stdout.flush()
-
-    def end(self) -> None:
-        """End the last line of streamed text."""
-        if self.stream and not self.text.endswith("\n"):
-            print(flush=True)
 
 
 def read_prompt(arguments: Namespace) -> str:
@@ -99,6 +74,11 @@ class GenerateCommand:
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         add_samples(parser)
+        parser.add_argument(
+            "--choose", choices=(VOTE, LIKELIEST), help="print the answer that most agree with, or the likeliest"
+        )
+        pattern = "what the vote is about: its last match, or first group (default: the last number)"
+        parser.add_argument("--answer-pattern", metavar="REGEX", help=pattern)
         add_stats(parser)
         add_json(parser)
         add_color(parser)
@@ -109,10 +89,16 @@ class GenerateCommand:
 
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
+        if arguments.choose is not None or arguments.answer_pattern is not None:
+            from .several import check_choice
+
+            check_choice(arguments)
         messages = system_messages(arguments.system)
         with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
             if arguments.samples > 1:
-                _answer_often(arguments, session, prompt)
+                from .several import answer_often
+
+                answer_often(arguments, session, prompt)
             else:
                 _answer(arguments, session, prompt)
         return 0
@@ -131,35 +117,6 @@ def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
     _finish(arguments, session, reply)
 
 
-def _answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
-    """Print several answers, each once it and those before it have ended."""
-    stop = [checked_text(text, "--stop") for text in arguments.stop]
-    count, most = arguments.samples, arguments.max_tokens
-    answers = session.samples(prompt, count, raw=arguments.raw, max_tokens=most, stop=stop)
-    replies = [Reply(_paint("never"), stream=False) for _ in range(count)]
-    shown = 0
-    try:
-        for chunk in until_interrupted(answers):
-            replies[chunk.number].add(chunk)
-            while not arguments.json and shown < count and replies[shown].finish_reason is not FinishReason.CANCELLED:
-                print(
-                    f"--- {shown + 1} of {count}, seed {answers.every[shown].seed}\n{replies[shown].text}", flush=True
-                )
-                shown += 1
-    finally:  # what an interrupt leaves still gets its statistics
-        if arguments.stats:
-            from ..stats_table import show_stats
-
-            show_stats(answers.stats, finish_reason=replies[0].finish_reason, full=arguments.stats == "full")
-        if arguments.json:
-            print_json({"answers": [_value(reply, stats) for reply, stats in zip(replies, answers.every, strict=True)]})
-
-
-def _value(reply: Reply, stats: Stats) -> dict[str, object]:
-    value = {"text": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason.value}
-    return value | {"seed": stats.seed, "stats": stats.as_dict()}
-
-
 def _paint(when: str) -> "Paint | None":
     """Return what changes the text for standard output; None: nothing does."""
     if when == "never" and not sys.stdout.isatty():
@@ -176,7 +133,7 @@ def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
 
         show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
-        value = _value(reply, session.stats)
+        value = reply.value(session.stats)
         if arguments.stats:
             stats = session.stats
             value["memory"] = {"planned_nbytes": stats.planned_nbytes, "peak_resident_nbytes": stats.peak_nbytes}

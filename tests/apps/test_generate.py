@@ -181,3 +181,33 @@ def test_several_answers_are_those_of_their_seeds(told: Told, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert out == "".join(f"--- {n + 1} of 2, seed {5 + n}\n{alone[n]['text']}\n" for n in range(2))
     assert "12 tokens" in err
+
+
+def test_one_of_several_answers_is_chosen(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-p", "hello", "-n", "12", "--temp", "0.9", "--ignore-eos", "--samples", "4", "--seed", "5"]
+    texts = [each["text"] for each in told(*words)["answers"]]
+    voted = ["--choose", "vote", "--answer-pattern"]
+    found = told(*words, *voted, r"(?s)^.(.*)$")
+    assert (found["chosen"], found["votes"]) == (0, {text[1:].strip(): 1 for text in texts})
+    assert main([*words, "--choose", "mean-logprob"]) == 0
+    assert capsys.readouterr().out.removesuffix("\n") in texts
+    assert main([*words, *voted, "no such text"]) == 0
+    out, err = capsys.readouterr()
+    assert "no answer has what the vote is about: all are given" in err
+    assert all(text in out for text in texts)
+    assert told(*words, *voted, "no such text")["chosen"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--choose", "vote"], "--choose needs several answers: give --samples N, 2 or more"),
+        (["--samples", "2", "--answer-pattern", "x"], "give --choose vote"),
+        (["--samples", "2", "--choose", "vote", "--answer-pattern", "("], "is no regular expression"),
+        (["--samples", "129"], "129 answers at once are out of range: 1 to 128"),
+        (["--samples", "2", "--drafter", "model"], "leave out --drafter"),
+    ],
+)
+def test_several_answers_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "hello", *words]) == 1
+    assert message in capsys.readouterr().err
