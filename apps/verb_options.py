@@ -47,6 +47,9 @@ from .terminal import show_notices
 if TYPE_CHECKING:
     from edgedecode.structured.grammar import Grammar
 
+VOTE, LIKELIEST = "vote", "mean-logprob"
+"""Ways to choose one of several answers."""
+
 
 def add_shared_pack_options(parser: ArgumentParser, *, kv_type: str) -> _ArgumentGroup:
     """Add the options of the pack and its memory that apply to several engines too. kv_type: the help of --kv-type."""
@@ -169,6 +172,14 @@ def add_samples(group: ArgumentParser | _ArgumentGroup) -> None:
     """Add --samples."""
     help = "answer N times at once, with seeds that count up from --seed, for little more than the time of one"
     group.add_argument("--samples", type=positive_count, default=1, metavar="N", help=help)
+
+
+def add_choice(parser: ArgumentParser) -> None:
+    """Add the options that choose one of several answers."""
+    choose = "print one of the answers: the one that most agree with, or the one with the likeliest tokens"
+    parser.add_argument("--choose", choices=(VOTE, LIKELIEST), help=choose)
+    pattern = "what the vote is about: its last match, or first group (default: the last number)"
+    parser.add_argument("--answer-pattern", metavar="REGEX", help=pattern)
 
 
 def add_mode(group: _ArgumentGroup, help: str) -> None:

@@ -2,15 +2,17 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode import InputError, Session
+from edgedecode import Chunk, FinishReason, InputError, Session
 from edgedecode.commands import Command, add_color, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..interrupts import until_interrupted
 from ..verb_options import (
+    add_choice,
     add_pack_options,
     add_samples,
     add_session_options,
@@ -18,10 +20,34 @@ from ..verb_options import (
     session_options,
     system_messages,
 )
-from .reply import LIKELIEST, VOTE, Reply
 
 if TYPE_CHECKING:
     from ..colour import Paint
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer so far. With `stream`, each chunk is written and flushed as it arrives."""
+
+    paint: "Paint | None"
+    stream: bool
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = FinishReason.CANCELLED
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk, and write it if streaming. Raises BrokenPipeError when the reader is gone."""
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if self.stream and chunk.text:
+            sys.stdout.write(chunk.text if self.paint is None else self.paint.paint(chunk.text, chunk.source))
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the last line of streamed text."""
+        if self.stream and not self.text.endswith("\n"):
+            print(flush=True)
 
 
 def read_prompt(arguments: Namespace) -> str:
@@ -74,11 +100,7 @@ class GenerateCommand:
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         add_samples(parser)
-        parser.add_argument(
-            "--choose", choices=(VOTE, LIKELIEST), help="print the answer that most agree with, or the likeliest"
-        )
-        pattern = "what the vote is about: its last match, or first group (default: the last number)"
-        parser.add_argument("--answer-pattern", metavar="REGEX", help=pattern)
+        add_choice(parser)
         add_stats(parser)
         add_json(parser)
         add_color(parser)
@@ -133,7 +155,12 @@ def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
 
         show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
-        value = reply.value(session.stats)
+        value: dict[str, object] = {
+            "text": reply.text,
+            "tokens": reply.tokens,
+            "finish_reason": reply.finish_reason.value,
+        }
+        value |= {"seed": session.seed, "stats": session.stats.as_dict()}
         if arguments.stats:
             stats = session.stats
             value["memory"] = {"planned_nbytes": stats.planned_nbytes, "peak_resident_nbytes": stats.peak_nbytes}

@@ -1,15 +1,17 @@
 """Several answers to one prompt: all of them, or the one that is chosen."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 
-from edgedecode import FinishReason, InputError, Session
+from edgedecode import Chunk, Completion, InputError, Session
 from edgedecode.commands import print_json
 from edgedecode.sessions.choosing import Reader, last_number, likeliest, pattern_reader, vote
+from edgedecode.sessions.chunks import completion_of
 from edgedecode.text.printable import checked_text
 from edgedecode.user_notices import notice
 
 from ..interrupts import until_interrupted
-from .reply import LIKELIEST, VOTE, Reply
+from ..verb_options import LIKELIEST, VOTE
 
 
 def check_choice(arguments: Namespace) -> Reader:
@@ -28,37 +30,43 @@ def answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
     stop = [checked_text(text, "--stop") for text in arguments.stop]
     count, most, top = arguments.samples, arguments.max_tokens, 0 if arguments.choose == LIKELIEST else None
     answers = session.samples(prompt, count, raw=arguments.raw, max_tokens=most, stop=stop, top_logprobs=top)
-    replies = [Reply(None, stream=False) for _ in range(count)]
-    found: dict[str, object] = {}
+    chunks: list[list[Chunk]] = [[] for _ in range(count)]
+    chosen: dict[str, object] = {}
     shown = 0
+
+    def replies() -> list[Completion]:
+        return [completion_of(each, stats) for each, stats in zip(chunks, answers.every, strict=True)]
+
     try:
         for chunk in until_interrupted(answers):
-            replies[chunk.number].add(chunk)
-            if arguments.json or arguments.choose:
-                continue
-            while shown < count and replies[shown].finish_reason is not FinishReason.CANCELLED:
-                _show(shown, count, answers.every[shown].seed, replies[shown].text)
+            chunks[chunk.number].append(chunk)
+            waits = arguments.json or arguments.choose
+            while not waits and shown < count and chunks[shown] and chunks[shown][-1].finish_reason is not None:
+                _show(shown, replies())
                 shown += 1
         if arguments.choose:
-            found = _chosen(arguments, replies)
-            if not arguments.json and found["chosen"] is None:
-                for number, reply in enumerate(replies):
-                    _show(number, count, answers.every[number].seed, reply.text)
+            chosen = _chosen(arguments, replies())
     finally:  # what an interrupt leaves still gets its statistics
+        found = replies()
         if arguments.stats:
             from ..stats_table import show_stats
 
-            show_stats(answers.stats, finish_reason=replies[0].finish_reason, full=arguments.stats == "full")
+            show_stats(answers.stats, finish_reason=found[0].finish_reason, full=arguments.stats == "full")
         if arguments.json:
-            every = [reply.value(stats) for reply, stats in zip(replies, answers.every, strict=True)]
-            print_json({"answers": every} | found)
+            print_json({"answers": [_value(reply) for reply in found]} | chosen)
 
 
-def _show(number: int, count: int, seed: int | None, text: str) -> None:
-    print(f"--- {number + 1} of {count}, seed {seed}\n{text}", flush=True)
+def _show(number: int, replies: Sequence[Completion]) -> None:
+    reply = replies[number]
+    print(f"--- {number + 1} of {len(replies)}, seed {reply.stats.seed}\n{reply.text}", flush=True)
 
 
-def _chosen(arguments: Namespace, replies: list[Reply]) -> dict[str, object]:
+def _value(reply: Completion) -> dict[str, object]:
+    value = {"text": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason.value}
+    return value | {"seed": reply.stats.seed, "stats": reply.stats.as_dict()}
+
+
+def _chosen(arguments: Namespace, replies: Sequence[Completion]) -> dict[str, object]:
     """Choose one of the answers and print it, unless as JSON; return which, and the votes."""
     chosen: int | None = None
     found: dict[str, object] = {}
@@ -73,4 +81,6 @@ def _chosen(arguments: Namespace, replies: list[Reply]) -> dict[str, object]:
             chosen = made.chosen
     if chosen is not None and not arguments.json:
         print(replies[chosen].text, flush=True)
+    for number in range(len(replies)) if chosen is None and not arguments.json else ():
+        _show(number, replies)
     return {"chosen": chosen} | found
