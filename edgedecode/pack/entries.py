@@ -164,8 +164,10 @@ class CompiledEntry:
 DRAFT, TRIM, HEAD = "draft", "trim", "head"
 """The names of a pack's draft models: the full one, the one with a smaller vocabulary, and the drafting head."""
 HEAD_NAMES = "head/head.gguf", "head/head-2.gguf"
+DRAFT_FOLDERS = "draft", "draft-2"
 TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
-"""A head's file and each of a trimmed draft have two names, so that the old and the new file can exist at once."""
+"""A head's file, a draft's folder and each file of a trimmed draft have two names, so that the old and the new one can
+exist at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from edgedecode.cache import area
 from edgedecode.errors import ManifestError
 
-from .entries import ADAPTERS, HEAD, HEAD_NAMES, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
+from .entries import ADAPTERS, DRAFT_FOLDERS, HEAD, HEAD_NAMES, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 
@@ -27,7 +27,7 @@ _SYSTEM, _SYSTEM_PREFIXES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 """Files that operating systems leave in any folder."""
 _WORK = (".trim-", f"{MANIFEST_NAME}.", STATIC_PREFIX)
 """Prefixes of files of a pack change that is not committed yet."""
-_MADE_LATER = (ADAPTERS, HEAD, NPU_FOLDER)
+_MADE_LATER = (ADAPTERS, HEAD, NPU_FOLDER, *DRAFT_FOLDERS)
 """Folders that are added to finished packs."""
 
 

@@ -1,4 +1,4 @@
-"""The verb `distil`: trains a drafting head for a pack. Heavy modules are imported only when it runs."""
+"""The verb `distil`: trains a drafting head or a draft model. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from .display import Report
 
 _MINUTES = 60.0
+_WHAT = {"head": "head", "draft": "draft model"}
+"""The kinds, in words."""
 _LEAST_GAIN = 0.02
 
 
 class DistilCommand:
-    """Trains a drafting head on the target's own answers, and adds it to the pack if that is faster."""
+    """Trains a drafting head or a draft model on the target's answers, and adds it to the pack if that is faster."""
 
     name = "distil"
-    help = "train a drafting head for a model on this machine (EAGLE-3)"
+    help = "train a drafting head (EAGLE-3) or a draft model for a model on this machine"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("pack", metavar="MODEL", help="the target: a pack, a GGUF file, or a name of `list`")
+        parser.add_argument("--kind", choices=tuple(_WHAT), default="head", help="what is trained (default head)")
         length = parser.add_mutually_exclusive_group()
         length.add_argument("--minutes", type=real_number, metavar="M", help="of the whole work (default 60)")
         length.add_argument("--tokens", type=positive_count, metavar="N", help="of the answers that are written")
@@ -43,8 +46,8 @@ class DistilCommand:
         texts.add_argument(
             "--answers", type=Path, metavar="FILE.jsonl", help="texts in ids, as OUT/texts.jsonl has them"
         )
-        parser.add_argument("--init", type=Path, metavar="FOLDER", help="start from a head that was trained before")
-        parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the head and the work (default: MODEL-head)")
+        parser.add_argument("--init", type=Path, metavar="FOLDER", help="start from one that was trained before")
+        parser.add_argument("--out", type=Path, metavar="FOLDER", help="of result and work (default: MODEL-KIND)")
         parser.add_argument("--resume", action="store_true", help="go on with the work in --out")
         add_json(parser)
 
@@ -67,9 +70,10 @@ def _run(arguments: Namespace) -> Report:
     if arguments.minutes is not None and arguments.minutes <= 0:
         raise InputError(f"--minutes {arguments.minutes:g} leaves no time: give more than 0")
     minutes = arguments.minutes or (None if arguments.tokens else _MINUTES)
-    out = arguments.out or Path(f"{Path(arguments.pack).stem}-head")
+    out = arguments.out or Path(f"{Path(arguments.pack).stem}-{arguments.kind}")
+    files = {name: getattr(arguments, name) for name in ("prompts", "answers", "init")}
     request = DistilRequest(
-        root, out, minutes, arguments.tokens, arguments.prompts, arguments.answers, arguments.init, arguments.resume
+        root, out, arguments.kind, minutes=minutes, tokens=arguments.tokens, **files, resume=arguments.resume
     )
     measured: list[Progress] = []
 
@@ -82,12 +86,12 @@ def _run(arguments: Namespace) -> Report:
 
     with live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
         try:
-            outcome = add_if_better(root, out, work.run(), stages)
+            outcome = add_if_better(root, out, work.kind, work.run(), stages)
         except (KeyboardInterrupt, SystemExit):
             print(f"edgedecode: what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
             raise
     if not arguments.json:
-        print(_result(out, outcome))
+        print(_result(out, _WHAT[arguments.kind], outcome))
     last = measured[-1]
     return {
         "folder": str(out),
@@ -118,15 +122,16 @@ def _line(progress: Progress) -> str:
     return f"{line}; another hour: {later:.2f}" + (", hardly more" if more < _LEAST_GAIN else "")
 
 
-def _result(out: Path, outcome: Outcome) -> str:
-    what = "tokens a round against the earlier head" if outcome.replaces else "times"
+def _result(out: Path, what: str, outcome: Outcome) -> str:
+    unit = f"tokens a round against the earlier {what}" if outcome.replaces else "times"
     line = (
-        f"{out}: {outcome.after:.2f} times plain decoding with the head, {outcome.before:.2f} before; "
-        f"{outcome.gain.mean:+.2f} ± {outcome.gain.error:.2f} {what} on {counted(outcome.texts, 'held-out text')}"
+        f"{out}: {outcome.after:.2f} times plain decoding with the {what}, {outcome.before:.2f} before; "
+        f"{outcome.gain.mean:+.2f} ± {outcome.gain.error:.2f} {unit} on {counted(outcome.texts, 'held-out text')}"
     )
-    if outcome.added:
-        return f"{line}; the head was added (`edgedecode head remove` undoes it)"
-    return f"{line}, no clear gain; the model was left as it was"
+    if not outcome.added:
+        return f"{line}, no clear gain; the model was left as it was"
+    undone = " (`edgedecode head remove` undoes it)" if what == "head" else ""
+    return f"{line}; the {what} was added{undone}"
 
 
 distil: Command = DistilCommand()

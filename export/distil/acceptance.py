@@ -1,4 +1,4 @@
-"""How far a head's drafts agree with its target on texts that were held out, and what that promises."""
+"""How far drafts agree with the target on texts that were held out, and what that promises."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import log
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from .head_network import HeadNetwork
-from .training import Batches, drafted
+from .batches import Batches
+from .network import Network
+from .training import drafted
 
 MOST_DEPTH = 6
 """Longest draft that is looked at."""
@@ -41,15 +41,13 @@ class Acceptance:
         self.reached = [one + more for one, more in zip(self.reached, other.reached, strict=True)]
 
 
-def measure(network: HeadNetwork, table: Tensor, batches: Batches, texts: Mapping[int, str]) -> dict[str, Acceptance]:
+def measure(network: Network, table: Tensor, batches: Batches, texts: Mapping[int, str]) -> dict[str, Acceptance]:
     """Return the acceptance by kind. texts: the held-out texts' indices, and each one's kind."""
     found: dict[str, Acceptance] = {}
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         for group in batches.epoch(list(texts), seed=0):
             batch = batches.batch(group)
-            outputs = network.depths(
-                batch.features, embedding(batch.next_tokens, table), batch.lengths, depth=MOST_DEPTH
-            )
+            outputs = network.outputs(batch, table, depth=MOST_DEPTH)
             alive = batch.answered.clone()
             by_text = [Acceptance(begun=int(count)) for count in alive.sum(1)]
             for depth, output in zip(

@@ -1,4 +1,4 @@
-"""Puts a trained head into its pack if that is clearly better on texts that were held out; else leaves the pack.
+"""Puts what was trained into its pack if that is clearly better on texts that were held out; else leaves the pack.
 
 Everything is measured in a copy: whatever stops the work, the pack is the old one or, at the end, the new one.
 """
@@ -14,16 +14,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 
-from edgedecode.pack.entries import HEAD
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.new_folder import link_or_copy
 
-from ..heads.pack_head import add_head
 from ..stages import Stages
+from .kind import TRIAL, Kind
 from .speed import speed_ups, tokens_a_round
 from .texts import Text
-
-_TRIAL = "trial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +44,10 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The speeds over plain decoding before and with the head.
+    """The speeds over plain decoding before and with it.
 
-    gain: by which the pack was changed or not, over so many texts: of tokens a round where the pack had a head, whose
-    acceptance no timing blurs, else of the speed.
+    gain: by which the pack was changed or not, over so many texts: of tokens a round where it replaces one whose steps
+    cost the same, as no timing blurs them, else of the speed.
     """
 
     before: float
@@ -64,30 +61,32 @@ class Outcome:
         return self.gain.is_clear
 
 
-def add_if_better(root: Path, folder: Path, texts: Sequence[Text], stages: Stages) -> Outcome:
-    """Compare the pack with and without the head in the folder, in its place. Raises as `add_head` and `speed_ups`."""
-    replaces = Manifest.load(root).head is not None
+def add_if_better(root: Path, folder: Path, kind: Kind, texts: Sequence[Text], stages: Stages) -> Outcome:
+    """Compare the pack with and without what was trained in the folder. Raises as `Kind.add` and `speed_ups`."""
+    replaces = kind.is_alike(root)
     with (
         stages.stage("measuring the speed", (4 if replaces else 2) * len(texts)) as advance,
         _copy(root, folder) as trial,
     ):
-        add_head(trial, folder, replace=True)
+        kind.add(trial, folder, stages)
         before, after = (speed_ups(pack, texts, advance=advance) for pack in (root, trial))
         gain = Gain.of(before, after)
         if replaces:
-            gain = Gain.of(*(tokens_a_round(pack, texts, drafter=HEAD, advance=advance) for pack in (root, trial)))
+            gain = Gain.of(
+                *(tokens_a_round(pack, texts, drafter=kind.drafter, advance=advance) for pack in (root, trial))
+            )
     outcome = Outcome(mean(before), mean(after), gain, len(texts), replaces)
     if outcome.added:
-        add_head(root, folder, replace=True)
+        kind.add(root, folder, stages)
     return outcome
 
 
 @contextmanager
 def _copy(root: Path, folder: Path) -> Iterator[Path]:
     """Yield a copy of the pack in the folder, of the same files where the disk allows it."""
-    for left in folder.glob(f"{_TRIAL}*"):  # by a process that was killed
+    for left in folder.glob(f"{TRIAL}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=_TRIAL, dir=folder) as place:
+    with TemporaryDirectory(prefix=TRIAL, dir=folder) as place:
         trial = Path(place)
         for name in (MANIFEST_NAME, *Manifest.load(root).files):
             (trial / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from .acceptance import MOST_DEPTH, Acceptance
 
 _POSITIONS, _TIMES = 256, 7
 _BITS = 4.5
-"""A head's weights in the pack, scales included."""
+"""A weight in the pack, scales included."""
 _READ = 1.3
 """Reading what was accepted, with features, in steps of the head."""
 
@@ -27,7 +27,7 @@ class PassCosts:
     """What such a pass reads."""
 
     def speed_up(self, acceptance: Acceptance, *, parameters: int) -> float:
-        """Return the speed with the best fixed draft length over plain decoding, with a head of that many parameters.
+        """Return the speed with the best fixed draft length over plain decoding, with drafts of that many parameters.
 
         A step of it takes the time of its bytes, as passes of a row do.
         """

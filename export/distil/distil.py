@@ -1,4 +1,4 @@
-"""Trains a drafting head for a target in one folder: texts, labels, training, and the head; each goes on where it was.
+"""Trains a head or a draft model in one folder: texts, labels, training, and the result; each goes on where it was.
 
 Sources: EAGLE-3 (2503.01840) for the head and its unrolled steps; FastDraft (2411.11055) for text of the target's.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -16,7 +16,6 @@ from statistics import median
 from time import monotonic
 
 from edgedecode import load
-from edgedecode.arrays import IntArray
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
@@ -28,22 +27,21 @@ from edgedecode.pack.gate import check_pack
 from edgedecode.text.prompts import read_prompts
 
 from ..gguf.maker import GgufMaker
-from ..heads.head import LEAST_LAYERS, default_taps
 from ..stages import Stages
 from .acceptance import Acceptance, Trend, measure, together
+from .batches import Batches
 from .costs import PassCosts, pass_costs
-from .head_folder import HEAD_WEIGHTS, write_head
-from .head_network import HeadNetwork
+from .draft_kind import DraftKind
+from .head_folder import WEIGHTS
+from .head_kind import HeadKind
+from .head_network import DEPTH
+from .kind import Kind
 from .labels import Labels, labelled, write_labels
 from .plan import DistilPlan, distil_plan
-from .start import earlier_head, new_head, sizes_of
 from .target_weights import TargetWeights
 from .texts import HELD_OUT, Text, bundled_prompts, read_texts, short_enough, write_texts
-from .training import DEPTH, MEAN_DEPTH, Batches, Training, frequent_ids
+from .training import MEAN_DEPTH, Training
 
-ROWS = 8192
-"""Ids that a head proposes: those most used are 95% of SmolLM2-135M's held-out answers, and a step of its head costs
-0.05 to 0.07 of its own."""
 EPOCHS, MOST_EPOCHS = 8, 16
 """Times that each text is read, and at most where minutes decide."""
 WRITING_SHARE = 0.6
@@ -55,6 +53,7 @@ _MOST_HELD_OUT = 64
 """Prompts of given answers."""
 _TIMED = 7
 """Batches by whose median time the number of steps is decided: the first take longer."""
+_KINDS: Mapping[str, Callable[[Path, Path | None], Kind]] = {"head": HeadKind, "draft": DraftKind}
 _TEXTS, _LABELS, _TRAINING, _OPTIONS = "texts.jsonl", "labels.bin", "training.pt", "distil.json"
 
 
@@ -64,6 +63,7 @@ class DistilRequest:
 
     root: Path
     out: Path
+    kind: str = "head"
     minutes: float | None = None
     tokens: int | None = None
     prompts: Path | None = None
@@ -73,9 +73,9 @@ class DistilRequest:
 
     def options(self) -> dict[str, object]:
         """Return what a resumed work must have in common with the one that it goes on with, files by their content."""
-        files = {"prompts": self.prompts, "answers": self.answers, "init": self.init and self.init / HEAD_WEIGHTS}
+        files = {"prompts": self.prompts, "answers": self.answers, "init": self.init and self.init / WEIGHTS}
         digests = {name: None if path is None else _digest(path) for name, path in files.items()}
-        return {**digests, "minutes": self.minutes, "tokens": self.tokens}
+        return {"kind": self.kind, **digests, "minutes": self.minutes, "tokens": self.tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Distillation:
 
     planned: is told what it will take. report: of each measurement.
 
-    Raises ExportError for a target that no head can be for, InputError for a folder that is not empty, that holds no
+    Raises ExportError for a target that none can be for, InputError for a folder that is not empty, that holds no
     such work, or in which another process works.
     """
 
@@ -115,10 +115,7 @@ class Distillation:
         self._request, self._stages, self._planned, self._report = request, stages, planned, report
         self._manifest = check_pack(request.root)
         self._entry = self._manifest.located("target")
-        layers = self._entry.layers
-        if layers < LEAST_LAYERS:
-            raise ExportError(f"the target has {layers} layers: heads are for targets of {LEAST_LAYERS} or more")
-        self.taps = default_taps(layers)
+        self.kind = _KINDS[request.kind](request.root, request.init)
         self._started = monotonic()
         self._lock = self._begin()
 
@@ -129,8 +126,8 @@ class Distillation:
         self._lock.release()
 
     def run(self) -> list[Text]:
-        """Write the head into the folder, and return the texts that were held out. What is done is kept if it stops."""
-        out, width = self._request.out, 3 * self._entry.hidden_size
+        """Write the result into the folder, and return the held-out texts. What is done is kept if it stops."""
+        out, width = self._request.out, len(self.kind.taps) * self._entry.hidden_size
         with self._target_file() as path:
             target = TargetWeights(path)
             texts = self._texts(out / _TEXTS, target)
@@ -192,9 +189,8 @@ class Distillation:
 
     def _plan(self, target: TargetWeights, tokens: int) -> None:
         """Tell what the work will take. Raises ExportError if the disk is too small for it."""
-        sizes = sizes_of(target, rows=min(ROWS, target.rows))
         nbytes = _TARGET_COPIES * self._weights.nbytes
-        plan = distil_plan(sizes, vocabulary_size=target.rows, target_nbytes=nbytes, tokens=tokens)
+        plan = distil_plan(self.kind.needs(target), vocabulary_size=target.rows, target_nbytes=nbytes, tokens=tokens)
         self._planned(plan)
         out = self._request.out
         if (free := shutil.disk_usage(out).free) < plan.disk_nbytes:
@@ -212,10 +208,10 @@ class Distillation:
         """Write the labels that the file lacks, and time the target's passes."""
         done = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
         size = self._manifest.vocabulary_size
-        request = ModelRequest(self._entry, self._request.root, "target", size, Budget(), taps=self.taps)
+        request = ModelRequest(self._entry, self._request.root, "target", size, Budget(), taps=self.kind.taps)
         model = find_runtime("onnx").open(request)
         with self._stages.stage("reading answers", sum(len(text.tokens) for text in texts[done:])) as step:
-            write_labels(model, texts[done:], path, done=lambda text: step(len(text.tokens)))
+            write_labels(model, texts[done:], path, width=width, done=lambda text: step(len(text.tokens)))
         return pass_costs(model, weights_nbytes=self._weights.nbytes)
 
     @contextmanager
@@ -238,9 +234,9 @@ class Distillation:
         checkpoint, texts = self._request.out / _TRAINING, labels.texts
         held = {index: text.kind for index, text in enumerate(texts) if text.held_out}
         trained = [index for index in range(len(texts)) if index not in held]
-        network, ids = self._start(target, [texts[index] for index in trained])
-        batches = Batches(labels, ids, vocabulary_size=target.rows)
-        table = target.embedding
+        started = self.kind.start(target, [texts[index] for index in trained])
+        network, table = started.network, started.table
+        batches = Batches(labels, started.ids, vocabulary_size=target.rows)
         training = Training(network, table, batches, trained)
         if checkpoint.exists():
             training.load(checkpoint)
@@ -255,10 +251,10 @@ class Distillation:
             total, read = together(kinds), int(in_step * training.done)
             measured.append((read, total.length()))
             trend, seconds = Trend.of(measured), monotonic() - self._started
-            speed = costs.speed_up(total, parameters=network.sizes.parameters)
+            speed = costs.speed_up(total, parameters=network.size)
             self._report(Progress(seconds, read, kinds, speed, trend))
             training.save(checkpoint)
-            self._write(network, ids)
+            self.kind.write(self._request.out, started)
 
         with self._stages.stage("training", training.steps) as step:
             step(training.done)
@@ -274,18 +270,6 @@ class Distillation:
                 raise
         note()
 
-    def _write(self, network: HeadNetwork, ids: IntArray) -> None:
-        entry, folder = self._entry, self._request.out
-        facts = {"verifier": entry.source, "license": entry.license}
-        write_head(folder, network, ids, taps=self.taps, vocabulary_size=entry.rows, context=entry.context, **facts)
-
-    def _start(self, target: TargetWeights, texts: Sequence[Text]) -> tuple[HeadNetwork, IntArray]:
-        if self._request.init is not None:
-            return earlier_head(self._request.init, target)
-        size = target.rows
-        ids = frequent_ids(texts, rows=min(ROWS, size), vocabulary_size=size)
-        return new_head(target, ids), ids
-
     def _steps(self, training: Training, batches: Batches, texts: Sequence[int]) -> int:
         """Return the number of steps: by epochs, or as many as the minutes leave."""
         epoch = batches.epoch(texts, seed=0)
@@ -297,7 +281,7 @@ class Distillation:
             training.try_batch(batch)
             seconds.append(monotonic() - started)
         left = 60 * self._request.minutes - (monotonic() - self._started)
-        step = median(seconds) * MEAN_DEPTH / DEPTH
+        step = median(seconds) * (MEAN_DEPTH / DEPTH if training.network.depth == DEPTH else 1)
         return max(len(epoch), min(MOST_EPOCHS * len(epoch), int(left / step)))
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
 
 from .head_network import HeadNetwork
 
-HEAD_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 def write_head(
@@ -34,8 +35,7 @@ def write_head(
     sizes = network.sizes
     mask = np.zeros(vocabulary_size, np.bool_)
     mask[ids] = True
-    tensors = {name: each.detach().to(torch.float16) for name, each in network.state_dict().items()}
-    tensors |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "t2d": torch.from_numpy(mask)}
+    tensors = network.state_dict() | {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "t2d": torch.from_numpy(mask)}
     config = {
         "speculators_model_type": "eagle3",
         "architectures": ["Eagle3Speculator"],
@@ -60,12 +60,18 @@ def write_head(
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": verifier}},
         "license": license,
     }
+    save_weights(folder, tensors)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def save_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a folder's weights in one step, floats in 16 bits. Raises ExportError for a full disk."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, part = folder / HEAD_WEIGHTS, folder / "model.part"
+    path, part = folder / WEIGHTS, folder / "model.part"
+    halves = {name: each.detach().half() if each.is_floating_point() else each for name, each in tensors.items()}
     try:
-        save_file({name: each.contiguous() for name, each in tensors.items()}, part)
+        save_file({name: each.contiguous() for name, each in halves.items()}, part, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise ExportError(f"{path} cannot be written ({error}): make room, then go on with --resume") from None
     part.replace(path)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import embedding, silu
 
+from .batches import Batch
+from .network import Network
+
+DEPTH = 3
+"""Steps of a draft that are trained, each on the outputs of the one before (2503.01840, §3.2)."""
 _MASKED = -1e30
 
 
@@ -76,16 +81,19 @@ class _Layer(nn.Module):
         self.mlp = _Mlp(sizes)
 
 
-class HeadNetwork(nn.Module):
+class HeadNetwork(Network):
     """The head. Its parameters have the names of speculators' layout."""
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes, self.depth = sizes, DEPTH
         self.fc = nn.Linear(3 * sizes.hidden, sizes.hidden, bias=False)
         self.layers = nn.ModuleList([_Layer(sizes)])
         self.norm = RmsNorm(sizes.hidden, sizes.epsilon)
         self.lm_head = nn.Linear(sizes.hidden, sizes.rows, bias=False)
+
+    def outputs(self, batch: Batch, table: Tensor, *, depth: int) -> Iterator[Tensor]:
+        return self.depths(batch.features, embedding(batch.next_tokens, table), batch.lengths, depth=depth)
 
     def depths(self, features: Tensor, embedded: Tensor, lengths: Tensor, *, depth: int) -> Iterator[Tensor]:
         """Yield what the final norm makes of each row at each depth, [texts, positions, hidden].

@@ -1,6 +1,6 @@
-"""What a head is to learn, by position: the target's features, and its distribution of the next token.
+"""What is to be learnt, by position: the target's distribution of the next token, and for a head its features.
 
-Both are computed by the weights that will run, so that the head learns what it will see.
+Both are computed by the weights that will run, so that a head learns what it will see.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def label_type(width: int) -> np.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of texts, mapped from a file: those of text i begin at `starts[i]`."""
+    """The labels of texts in a file: those of text i begin at `starts[i]`. Mapped, they would all stay in memory."""
 
+    path: Path
     texts: Sequence[Text]
     starts: Sequence[int]
-    rows: np.ndarray
+    width: int
 
     @classmethod
     def open(cls, path: Path, texts: Sequence[Text], *, width: int) -> Labels:
-        starts = [0, *accumulate(len(text.tokens) for text in texts)]
-        rows = np.memmap(path, label_type(width), mode="r", shape=(starts[-1],))
-        return cls(texts, starts, rows)
+        return cls(path, texts, [0, *accumulate(len(text.tokens) for text in texts)], width)
 
     def of(self, index: int) -> np.ndarray:
         """Return the labels of a text."""
-        return self.rows[self.starts[index] : self.starts[index + 1]]
+        row, start = label_type(self.width), self.starts[index]
+        return np.fromfile(self.path, row, self.starts[index + 1] - start, offset=start * row.itemsize)
 
 
 def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool) -> int:
@@ -73,14 +73,21 @@ def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool)
     return done
 
 
-def write_labels(model: LanguageModel, texts: Sequence[Text], path: Path, *, done: Callable[[Text], None]) -> None:
-    """Add the labels of texts to a file. model: opened with the taps. Raises InputError for too long a text."""
+def write_labels(
+    model: LanguageModel, texts: Sequence[Text], path: Path, *, width: int, done: Callable[[Text], None]
+) -> None:
+    """Add the labels of texts to a file, with features of this width, or none.
+
+    model: opened with the taps. Raises InputError for too long a text.
+    """
     longest = max((len(text.tokens) for text in texts), default=0)
     if longest > model.card.context:
         raise InputError(f"a text has {longest} tokens, the target's context {model.card.context}: leave it out")
     with closing(model.new_state(max(longest, 2), rows=_PASS)) as state, path.open("ab") as file:
-        assert isinstance(state, FeatureState)
-        features = state.keep_features()
+        features = None
+        if width:
+            assert isinstance(state, FeatureState)
+            features = state.keep_features()
         for text in texts:
             state.crop(0)
             for start in range(0, len(text.tokens), _PASS):
@@ -89,9 +96,10 @@ def write_labels(model: LanguageModel, texts: Sequence[Text], path: Path, *, don
                 top = logits.topk(TOP)
                 logs = top.values - logits.logsumexp(-1, keepdim=True)
                 state.keep(range(len(piece)))
-                values = features.rows(start, start + len(piece))
-                rows = np.empty(len(piece), label_type(values.shape[1]))
-                rows["features"] = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+                rows = np.empty(len(piece), label_type(width))
+                if features is not None:
+                    values = torch.from_numpy(features.rows(start, start + len(piece)))
+                    rows["features"] = values.bfloat16().view(torch.uint16).numpy()
                 rows["ids"], rows["logs"] = top.indices.numpy(), logs.numpy()
                 file.write(rows.tobytes())
             done(text)

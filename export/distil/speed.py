@@ -10,8 +10,8 @@ from time import perf_counter
 from edgedecode import Pair, SamplingOptions, SessionOptions, load
 from edgedecode.errors import EdgeDecodeError
 
+from .head_network import DEPTH
 from .texts import Lengths, Text
-from .training import DEPTH
 
 _TOKENS = 96
 _WARM_UP = 3

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
 
-from .head_folder import HEAD_WEIGHTS
+from .head_folder import WEIGHTS
 from .head_network import HeadNetwork, HeadSizes
 from .target_weights import TargetWeights
 
@@ -58,7 +58,7 @@ def new_head(target: TargetWeights, ids: IntArray, *, seed: int = 0) -> HeadNetw
 def earlier_head(folder: Path, target: TargetWeights) -> tuple[HeadNetwork, IntArray]:
     """Return a head that was written here, and its ids. Raises ExportError for one of other sizes or another layout."""
     try:
-        tensors = load_file(folder / HEAD_WEIGHTS)
+        tensors = load_file(folder / WEIGHTS)
         offsets = tensors.pop("d2t").numpy().astype(np.int64)
         tensors.pop("t2d", None)
         ids = np.arange(len(offsets)) + offsets

@@ -1,4 +1,4 @@
-"""What a new head takes from its target's GGUF file: sizes, and matrices as floats."""
+"""What a new head or draft model takes from its target's GGUF file: sizes, and matrices as floats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class TargetWeights:
 
     def __init__(self, path: Path) -> None:
         self._path, self._contents = path, read_contents(path)
-        self._name = str(self._contents.fields["general.architecture"])
+        self.architecture = str(self._contents.fields["general.architecture"])
+        """As llama.cpp names it."""
 
     @property
     def layers(self) -> int:
@@ -45,12 +46,12 @@ class TargetWeights:
         return OUTPUT if OUTPUT in self._contents.tensors else EMBEDDING
 
     def integer(self, name: str, default: int = 0) -> int:
-        if found := self._contents.integer(f"{self._name}.{name}") or default:
+        if found := self._contents.integer(f"{self.architecture}.{name}") or default:
             return found
-        raise ExportError(f"{self._path} has no field {self._name}.{name}")
+        raise ExportError(f"{self._path} has no field {self.architecture}.{name}")
 
     def number(self, name: str, default: float) -> float:
-        found = self._contents.fields.get(f"{self._name}.{name}", default)
+        found = self._contents.fields.get(f"{self.architecture}.{name}", default)
         return float(found) if isinstance(found, (int, float)) else default
 
     def matrix(self, name: str) -> Tensor:

@@ -1,122 +1,43 @@
-"""Trains a head: batches in an order that its state decides, so that training that stopped goes on as if it had not."""
+"""Trains a network that drafts: its state decides the order, so that training that stopped goes on as if it had not."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
 
-from .head_network import HeadNetwork
-from .labels import TOP, Labels
-from .texts import Text
+from .batches import Batch, Batches
+from .network import Network
 from .top_loss import TopLoss
 
-DEPTH = 3
-"""Steps of a draft that are trained, each on the outputs of the one before (2503.01840, §3.2)."""
 DEEPER_FROM = (0.0, 0.4, 0.7)
 """The shares of a training at which each of them begins: the first steps cost a third, and later depths need what they
 learn. SmolLM2-135M, 170,000 tokens of answers, equal time: 1.52 tokens a round, where all depths at once gave 1.39."""
 MEAN_DEPTH = sum(1 - share for share in DEEPER_FROM)
-"""Of a step, over a training."""
+"""Of a head's step, over a training."""
 DEPTH_WEIGHT = 0.8
 RATE, LEAST_RATE, WARM_UP = 3e-3, 0.03, 0.03
 """The learning rate grows for a share of the steps, and falls linearly to a share of it."""
-POSITIONS = 2048
-"""Of a batch, padding included."""
-_SORTED = 256
-"""Texts that are sorted by length together, so that batches have little padding."""
-_NO_LOG = -30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Texts side by side, [texts, positions, ...]; a position's values are those of the token after its next one."""
-
-    features: Tensor
-    next_tokens: Tensor
-    lengths: Tensor
-    trained: Tensor
-    """Positions whose token after the next is beyond what all prompts begin with."""
-    answered: Tensor
-    """Those whose token after the next is in the answer."""
-    rows: Tensor
-    """The head's rows of the target's likeliest tokens; the number of rows where it has none."""
-    logs: Tensor
-
-
-class Batches:
-    """Makes batches of texts. ids: each row's token."""
-
-    def __init__(self, labels: Labels, ids: IntArray, *, vocabulary_size: int) -> None:
-        self._labels, self._count = labels, len(ids)
-        self._common = _common_length([text.prompt for text in labels.texts])
-        self._row_of = torch.full((vocabulary_size,), len(ids), dtype=torch.long)
-        self._row_of[torch.from_numpy(ids)] = torch.arange(len(ids))
-
-    def epoch(self, texts: Sequence[int], *, seed: int) -> list[list[int]]:
-        """Return the texts of each batch, in an order that only the seed decides."""
-        random = np.random.default_rng(seed)
-        order = [texts[index] for index in random.permutation(len(texts))]
-        batches: list[list[int]] = []
-        for start in range(0, len(order), _SORTED):
-            some = sorted(order[start : start + _SORTED], key=self._length)
-            batch: list[int] = []
-            for text in some:
-                if batch and self._length(text) * (len(batch) + 1) > POSITIONS:
-                    batches.append(batch)
-                    batch = []
-                batch.append(text)
-            batches.append(batch)
-        return [batches[index] for index in random.permutation(len(batches))]
-
-    def batch(self, texts: Sequence[int]) -> Batch:
-        positions, width = max(map(self._length, texts)), self._labels.rows["features"].shape[1]
-        shape = len(texts), positions
-        made = Batch(
-            torch.zeros(*shape, width, dtype=torch.bfloat16),
-            torch.zeros(shape, dtype=torch.long),
-            torch.tensor([self._length(text) for text in texts]),
-            torch.zeros(shape, dtype=torch.bool),
-            torch.zeros(shape, dtype=torch.bool),
-            torch.full((*shape, TOP), self._count),
-            torch.full((*shape, TOP), _NO_LOG),
-        )
-        for place, index in enumerate(texts):
-            text, length, labels = self._labels.texts[index], self._length(index), self._labels.of(index)
-            features = torch.from_numpy(labels["features"][:length].copy())
-            made.features[place, :length] = features.view(torch.bfloat16)
-            made.next_tokens[place, :length] = torch.tensor(text.tokens[1:])
-            made.rows[place, :length] = self._row_of[torch.from_numpy(labels["ids"][1:].astype(np.int64))]
-            made.logs[place, :length] = torch.from_numpy(labels["logs"][1:].astype(np.float32))
-            for mask, first in ((made.trained, self._common), (made.answered, len(text.prompt))):
-                mask[place, max(0, first - 2) : length] = True
-        return made
-
-    def _length(self, index: int) -> int:
-        return len(self._labels.texts[index].tokens) - 1
+_FEW_SHAPES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16"
+"""Of torch's 1,024 kernels for products of as many shapes, which grow to gigabytes: hardly a batch has another's."""
 
 
 @torch.autocast("cpu", torch.bfloat16)
-def head_loss(network: HeadNetwork, table: Tensor, batch: Batch, *, depth: int = DEPTH) -> Tensor:
-    """Return the loss per position: the cross entropy of the target's distribution, over the head's ids.
+def draft_loss(network: Network, table: Tensor, batch: Batch, *, depth: int) -> Tensor:
+    """Return the loss per position: the cross entropy of the target's distribution, over the network's ids.
 
     table: the target's embedding, [ids, hidden].
     """
     total, positions = torch.zeros(()), int(batch.trained.sum())
-    outputs = network.depths(batch.features, embedding(batch.next_tokens, table), batch.lengths, depth=depth)
-    for step, output in enumerate(outputs):
+    for step, output in enumerate(network.outputs(batch, table, depth=depth)):
         chosen = drafted(batch.trained, step)
         rows, logs = batch.rows.flatten(0, 1)[chosen], batch.logs.flatten(0, 1)[chosen]
-        known = rows < network.sizes.rows
+        known = rows < network.rows
         loss = TopLoss.apply(output.flatten(0, 1)[chosen], network.lm_head.weight, rows * known, logs.exp() * known)
         total = total + DEPTH_WEIGHT**step * loss / positions
     return total
@@ -132,7 +53,8 @@ def drafted(positions: Tensor, depth: int) -> Tensor:
 class Training:
     """The state of a training: the network, its optimizer, and how many of its steps are done."""
 
-    def __init__(self, network: HeadNetwork, table: Tensor, batches: Batches, texts: Sequence[int]) -> None:
+    def __init__(self, network: Network, table: Tensor, batches: Batches, texts: Sequence[int]) -> None:
+        os.environ.setdefault(*_FEW_SHAPES)  # which is read at the first product
         self.network, self._table, self._batches, self._texts = network, table, batches, texts
         self._optimizer = torch.optim.AdamW(
             network.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -184,8 +106,8 @@ class Training:
             ) from None
 
     def _gradients(self, texts: Sequence[int]) -> None:
-        depth = sum(self.done >= share * self.steps for share in DEEPER_FROM)
-        head_loss(self.network, self._table, self._batches.batch(texts), depth=depth).backward()
+        depth = min(self.network.depth, sum(self.done >= share * self.steps for share in DEEPER_FROM))
+        draft_loss(self.network, self._table, self._batches.batch(texts), depth=depth).backward()
 
     def _rate(self) -> float:
         share = self.done / self.steps
@@ -201,18 +123,3 @@ class Training:
                     yield batch
                 number += 1
             epoch += 1
-
-
-def frequent_ids(texts: Sequence[Text], *, rows: int, vocabulary_size: int) -> IntArray:
-    """Return the ids that answers use most, ascending; of ids that none uses the smallest, whose merges came first."""
-    counts = np.zeros(vocabulary_size, np.int64)
-    for text in texts:
-        np.add.at(counts, np.array(text.answer), 1)
-    order = np.lexsort((np.arange(vocabulary_size), -counts))
-    return np.sort(order[:rows])
-
-
-def _common_length(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all of them begin with."""
-    pairs = zip(min(prompts), max(prompts), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -119,7 +119,7 @@ def test_texts_do_not_depend_on_where_the_writing_stopped(tmp_path: Path) -> Non
 def test_a_head_is_trained_that_guesses_what_a_new_one_does_not(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgedecode.export.distil.training.POSITIONS", 512)  # more steps of less
+    monkeypatch.setattr("edgedecode.export.distil.batches.POSITIONS", 512)  # more steps of less
     out, planned, measured = tmp_path / "head", list[DistilPlan](), []
     prompts = tmp_path / "prompts.jsonl"
     animals = ("cat", "dog", "hen", "fox", "owl", "frog", "pony", "bear", "duck", "mouse", "horse", "squirrel")
@@ -305,7 +305,7 @@ def test_what_cannot_be_trained_is_one_line(
     (tmp_path / "full" / "file").write_text("x")
     (tmp_path / "list" / "distil.json").write_text("[1]")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\xff" * 99)
-    options = {"prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
+    options = {"kind": "head", "prompts": None, "answers": None, "init": None, "minutes": None, "tokens": 8}
     (tmp_path / "other" / "distil.json").write_text(json.dumps(options))
     manifest = Manifest.load(pack)
     options["target"] = manifest.files[manifest.models["target"].weights].sha256

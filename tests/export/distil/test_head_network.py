@@ -7,9 +7,10 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 import torch
 
 from edgedecode.export.distil.acceptance import MOST_DEPTH, measure
+from edgedecode.export.distil.batches import Batch
 from edgedecode.export.distil.head_network import HeadNetwork, HeadSizes
 from edgedecode.export.distil.top_loss import TopLoss
-from edgedecode.export.distil.training import Batch, head_loss
+from edgedecode.export.distil.training import draft_loss
 from tests.export.heads.written import Reference, TinyHead
 
 pytestmark = pytest.mark.export
@@ -79,15 +80,16 @@ def batch() -> tuple[Batch, torch.Tensor]:
     rows = torch.stack([torch.randperm(HEAD.rows + 1, generator=random)[:5] for _ in range(2 * POSITIONS)])
     logs = torch.log_softmax(torch.randn(2, POSITIONS, 5, generator=random), -1)
     lengths = torch.tensor([POSITIONS, POSITIONS - 3])
+    tokens = torch.cat([tokens[:, :1], tokens], 1)
     return Batch(features.bfloat16(), tokens, lengths, trained, trained, rows.view(2, POSITIONS, 5), logs), table
 
 
 def test_padding_changes_no_loss() -> None:
     made, (given, table) = network(), batch()
-    loss = head_loss(made, table, given)
+    loss = draft_loss(made, table, given, depth=DEPTH)
     given.features[1, POSITIONS - 3 :] = 9
-    given.next_tokens[1, POSITIONS - 3 :] = 1
-    assert head_loss(made, table, given) == loss
+    given.tokens[1, POSITIONS - 2 :] = 1
+    assert draft_loss(made, table, given, depth=DEPTH) == loss
 
 
 def test_acceptance_counts_drafts_whose_tokens_are_all_the_likeliest() -> None:
