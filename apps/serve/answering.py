@@ -18,14 +18,16 @@ from edgedecode.errors import cause
 from .anthropic.replies import MessagesReply
 from .errors.statuses import AnswerFailed
 from .guards import JsonResponse
+from .llama_server.replies import LlamaReply
 from .logprobs import Entries, Entry
 from .metrics import Metrics
 from .models.one import Models, UnknownModel
 from .models.places import Busy
 from .offered import sampling_of, within_context
 from .ollama.replies import OllamaReply
+from .prompts import filled_in
 from .reasoning import as_able
-from .replies import Answered, CompletionsReply, Event, calls_of, text_of
+from .replies import Answered, CompletionsReply, Event, Written, calls_of, text_of
 from .requests.asked import Asked, ModelName
 from .requests.fields import named_in
 from .requests.tools import Call
@@ -34,7 +36,7 @@ from .rounds import Piece
 from .running import Running, Service
 from .streams import EventStream, unless_gone
 
-Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply
+Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply | LlamaReply
 Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
 Form: TypeAlias = Callable[[Asked, str], Reply]
 _NOTE = "Edgedecode-Note"
@@ -64,7 +66,10 @@ class Answering:
             asked = replace(asked, keep_seconds=inf) if model.stays else asked
             model.keep_seconds = asked.keep_seconds
             asked = within_context(replace(asked, model=found), model.service)
-            yield as_able(asked, model.service.pair.tokenizer.chat_template.source), model.service
+            asked = as_able(asked, model.service.pair.tokenizer.chat_template.source)
+            if asked.fill_in is not None:
+                asked = await asyncio.to_thread(filled_in, asked, model.service)
+            yield asked, model.service
 
     async def _answer(self, data: bytes, *, read: Read, form: Form, exact: bool) -> Response:
         found = await self._found(data, read, exact=exact)
@@ -97,14 +102,15 @@ class Answering:
 
         async def answered(running: Running, place: int) -> Answered:
             text, thought, reason = "", "", FinishReason.STOP
-            entries, logprobs = Entries(service.pair.tokenizer), list[Entry]()
+            entries, logprobs, tokens = Entries(service.pair.tokenizer), list[Entry](), list[int]()
             async for piece in _pieces(running, place):
                 text, thought = text + piece.chunk.text, thought + piece.thought
                 logprobs += entries.of(piece.chunk.logprobs, text)
+                tokens += piece.chunk.tokens
                 reason = piece.chunk.finish_reason or reason
             stats = running.stats(place)
             self._metrics.count_answer(stats, calls_of(asked, text))
-            return Answered(text, reason, stats, logprobs, thought)
+            return Answered(text, reason, stats, logprobs, thought, tokens)
 
         async def together(number: int) -> list[Answered]:
             async with places, service.answering(asked, number=number) as running:
@@ -172,7 +178,7 @@ class Answering:
         been sent.
         """
         text, sent, calls, place = "", 0, tuple[Call, ...](), number % running.count
-        entries, unsent = Entries(service.pair.tokenizer), list[Entry]()
+        entries, logprobs, tokens = Entries(service.pair.tokenizer), list[Entry](), list[int]()  # not sent yet
         try:
             for event in reply.begins(number, running.stats(place)):
                 yield event
@@ -183,14 +189,17 @@ class Answering:
                 calls = calls_of(reply.asked, text) if held and reason is not None else ()
                 shown = "" if calls or (held and reason is None) else text_of(reply.asked, text)[sent:]
                 sent += len(shown)
-                unsent += entries.of(piece.chunk.logprobs, text)
-                logprobs = unsent if shown else []
-                unsent = [] if shown else unsent
+                logprobs += entries.of(piece.chunk.logprobs, text)
+                tokens += piece.chunk.tokens
                 events = reply.thinks(number, piece.thought) if piece.thought else []
-                if shown or piece.report is not None:
-                    events += reply.writes(number, shown, logprobs, piece.report)
+                if shown:
+                    events += reply.writes(number, Written(shown, logprobs, piece.report, tokens))
+                    logprobs, tokens = [], []
+                elif piece.report is not None:
+                    events += reply.writes(number, Written("", (), piece.report))
                 if reason is not None:
-                    events += reply.ends(number, Answered(text, reason, running.stats(place), unsent), calls)
+                    end = Answered(text, reason, running.stats(place), logprobs, tokens=tokens)
+                    events += reply.ends(number, end, calls)
                 for event in events:
                     yield event
         except EdgeDecodeError as error:

@@ -22,6 +22,9 @@ from .anthropic.bodies import read_messages
 from .anthropic.replies import MessagesReply, TokenCount
 from .errors.statuses import broken, not_allowed, not_found, refused
 from .guards import Guards, JsonResponse, Limits
+from .llama_server.bodies import read_infill, read_llama_completion
+from .llama_server.endpoints import ALIASES, LlamaEndpoints, llama_props
+from .llama_server.replies import LlamaReply
 from .metrics import Counting, Metrics
 from .models.one import Models
 from .offered import Health, Listed, ModelList, described_model, memory, props
@@ -61,6 +64,8 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
             False,
         ),
         ("/v1/messages", read_messages, MessagesReply, False),
+        ("/completion", read_llama_completion, LlamaReply, False),
+        ("/infill", read_infill, LlamaReply, False),
         ("/api/chat", read_ollama_chat, OllamaReply, True),
         ("/api/generate", read_generate, partial(OllamaReply, generates=True), True),
     ]
@@ -77,12 +82,15 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
             for path, read, form, exact in forms
         ),
         Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
+        *LlamaEndpoints(models, answering).routes(),
         Route("/api/version", endpoints.version),
         Route("/api/tags", endpoints.tags),
         Route("/api/ps", endpoints.loaded),
         Route("/api/show", endpoints.shown, methods=["POST"]),
         *page_routes(),
     ]
+    known = {each.path: each for each in routes if isinstance(each, Route)}
+    routes += [Route(path, known[same].endpoint, methods=known[same].methods) for path, same in ALIASES.items()]
     handlers = {404: not_found, 405: not_allowed, EdgeDecodeError: refused, Exception: broken}
     guards = Middleware(Guards, limits=limits)
     app: ASGIApp = Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
@@ -116,7 +124,7 @@ class _Endpoints:
         """Describe a model, which is loaded for it: the one that the query names, or that requests without one get."""
         found = await self._models.find(request.query_params.get("model", ""), exact=False)
         async with self._models.using(found) as model:
-            return JsonResponse(props(model.name, model.service))
+            return JsonResponse(llama_props(model.name, model.service) | props(model.name, model.service))
 
     async def memory(self, _: Request) -> Response:
         models = self._models

@@ -53,6 +53,7 @@ class Entry:
     top: tuple["Entry", ...] = ()
     offset: int = 0
     """Characters of the answer before the token."""
+    id: int = 0
 
 
 class Entries:
@@ -75,7 +76,7 @@ class Entries:
     def _entry(self, token: int, logprob: float, *, top: tuple[Entry, ...] = ()) -> Entry:
         data = self._tokenizer.token_bytes(token)
         text = data.decode("utf-8", "replace") if data else self._tokenizer.token_text(token) or ""
-        return Entry(text, data, max(logprob, _LEAST), top, self._offset)
+        return Entry(text, data, max(logprob, _LEAST), top, self._offset, token)
 
 
 def chat_form(entries: Sequence[Entry]) -> ChatLogprobs | None:

@@ -1,7 +1,7 @@
 """The description of the server's endpoints in OpenAPI 3.1, from the types of bodies and replies."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_origin
 
 from msgspec.json import schema_components
 
@@ -10,6 +10,8 @@ import edgedecode
 from .anthropic.bodies import MessagesBody
 from .anthropic.replies import AnthropicMessage, TokenCount
 from .errors.forms import error_kind
+from .llama_server.bodies import InfillBody, LlamaBody
+from .llama_server.endpoints import ALIASES, Content, DetokenizeBody, Prompt, Slot, TokenizeBody, Tokens
 from .offered import Health, Model, ModelList
 from .ollama.bodies import GenerateBody, OllamaChatBody
 from .ollama.models import ShowBody
@@ -21,25 +23,30 @@ from .responses.replies import Response
 
 _Object: TypeAlias = dict[str, Any]
 
-_OBJECT: _Object = {"type": "object"}
 _LINES, _EVENTS = "application/x-ndjson", "text/event-stream"
-_POSTED: Mapping[str, tuple[str, type, type | None, str]] = {
+_POSTED: Mapping[str, tuple[str, type, Any, str]] = {
     "/v1/chat/completions": ("Answer a conversation", ChatBody, ChatCompletion, _EVENTS),
     "/v1/completions": ("Continue a text", CompletionBody, Completion, _EVENTS),
     "/v1/responses": ("Answer a conversation, in the form of responses", ResponseBody, Response, _EVENTS),
     "/v1/messages": ("Answer a conversation, in Anthropic's form", MessagesBody, AnthropicMessage, _EVENTS),
     "/v1/messages/count_tokens": ("Count a conversation's tokens", MessagesBody, TokenCount, ""),
+    "/completion": ("Continue a text, in llama-server's form", LlamaBody, None, _EVENTS),
+    "/infill": ("Fill in between two texts, in llama-server's form", InfillBody, None, _EVENTS),
+    "/tokenize": ("Tokens of a text", TokenizeBody, Tokens, ""),
+    "/detokenize": ("Text of tokens", DetokenizeBody, Content, ""),
+    "/apply-template": ("A conversation as the model reads it", ChatBody, Prompt, ""),
     "/api/chat": ("Answer a conversation, in Ollama's form", OllamaChatBody, None, _LINES),
     "/api/generate": ("Answer or continue a text, in Ollama's form", GenerateBody, None, _LINES),
     "/api/show": ("Describe a model, in Ollama's form", ShowBody, None, ""),
 }
-"""By path: what it does, its body, its reply (None: any object), and the type of a stream."""
+"""By path: what it does, its body, its reply (None: any), and the type of a stream."""
 _STRICT = (ChatBody, CompletionBody, ResponseBody)
 """Bodies without fields that are not known."""
-_READ: Mapping[str, tuple[str, type | None]] = {
+_READ: Mapping[str, tuple[str, Any]] = {
     "/props": ("Names, modes, defaults and the engine", None),
     "/memory": ("The memory budget and what the process holds", None),
     "/openapi.json": ("This description", None),
+    "/slots": ("The places for answers", list[Slot]),
     "/v1/models": ("The models", ModelList),
     "/api/version": ("Which version of Ollama's API this follows", None),
     "/api/tags": ("The models, in Ollama's form", None),
@@ -67,7 +74,7 @@ _ANSWERS = {
 def description(models: list[str]) -> _Object:
     """Return the description. models: the names that `model` may have."""
     kinds = {kind for _, body, reply, _ in _POSTED.values() for kind in (body, reply) if kind is not None}
-    kinds |= {Health, ModelList, Model, *(error_kind(path) for path in _POSTED)}
+    kinds |= {Health, ModelList, Model, Slot, *(error_kind(path) for path in _POSTED)}
     every = sorted(kinds, key=lambda kind: kind.__name__)
     _, components = schema_components(every, ref_template="#/components/schemas/{name}")
     schemas = _renamed(components)
@@ -84,22 +91,24 @@ def description(models: list[str]) -> _Object:
     health["get"]["responses"]["503"] = {"description": "Otherwise.", "content": _json(Health)}
     one = _read("/v1/models/{name}", "One model", _json(Model), {404: _NO_MODEL})
     named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths = {
+        "/health": health,
+        "/metrics": _read("/metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
+        "/v1/models/{name}": {"parameters": [named], **one},
+        **{path: _read(path, summary, _json(reply)) for path, (summary, reply) in _READ.items()},
+        **{path: _posted(path) for path in _POSTED},
+    }
+    aliases = {path.replace(":path", ""): same.replace(":path", "") for path, same in ALIASES.items()}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "edgedecode",
             "version": edgedecode.__version__,
-            "description": "OpenAI's, Anthropic's and Ollama's APIs for one pack. OpenAI's refuses fields that it does "
-            "not know or does not support, the others leave them out.",
+            "description": "The APIs of OpenAI, Anthropic, Ollama and llama-server. OpenAI's refuses fields that it "
+            "does not know or does not support, the others leave them out.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {
-            "/health": health,
-            "/metrics": _read("/metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
-            "/v1/models/{name}": {"parameters": [named], **one},
-            **{path: _read(path, summary, _json(reply)) for path, (summary, reply) in _READ.items()},
-            **{path: _posted(path) for path in _POSTED},
-        },
+        "paths": paths | {path: paths[same] for path, same in aliases.items()},
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
@@ -123,8 +132,14 @@ def _responses(path: str, content: _Object, errors: Mapping[int, str]) -> _Objec
 
 
 def _json(kind: type | None) -> _Object:
-    schema = _OBJECT if kind is None else {"$ref": f"#/components/schemas/{kind.__name__.lstrip('_')}"}
-    return {"application/json": {"schema": schema}}
+    """Return the content of a reply of this kind; None: any JSON."""
+    return {"application/json": {"schema": {} if kind is None else _schema(kind)}}
+
+
+def _schema(kind: type) -> _Object:
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _schema(get_args(kind)[0])}
+    return {"$ref": f"#/components/schemas/{kind.__name__.lstrip('_')}"}
 
 
 def _renamed(value: Any) -> Any:  # noqa: ANN401  (JSON)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from edgedecode.text.encoder import Encoder
+from edgedecode.text.fill_in import fill_in_prompt
 from edgedecode.text.template_switches import template_arguments
 
 from .offered import context_length
@@ -21,6 +23,25 @@ def prompt_tokens(asked: Asked, service: Service) -> int:
     """Return how many tokens the conversation of a chat has. Raises as `prompt_text`."""
     with encoder(service, asked) as source:
         return len(source.encode(source.render((*asked.messages, asked.message))))
+
+
+def filled_in(asked: Asked, service: Service) -> Asked:
+    """Return a completion whose prompts ask for what is missing before a suffix. Raises as `prompt_text`."""
+    fill_in, tokenizer = asked.fill_in, service.pair.tokenizer
+    assert fill_in is not None
+    with encoder(service) as source:
+        prompts = [
+            fill_in_prompt(
+                tokenizer,
+                each if isinstance(each, str) else tokenizer.decode(each, skip_special=False),
+                fill_in.suffix,
+                begun=fill_in.begun,
+                files=fill_in.files,
+                encode=source.encode,
+            )
+            for each in asked.prompts
+        ]
+    return replace(asked, prompts=tuple(prompts))
 
 
 @contextmanager

@@ -95,13 +95,24 @@ class Completion(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A finished answer. text: without the thought before it. logprobs: of a stream, those that were not sent yet."""
+    """A finished answer. text: without the thought before it. logprobs, tokens: of a stream, those not sent yet."""
 
     text: str
     reason: FinishReason
     stats: Stats
     logprobs: Sequence[Entry]
     thought: str = ""
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A piece of an answer's text. logprobs: of its tokens, if asked for. report: how it was made, likewise."""
+
+    text: str
+    logprobs: Sequence[Entry] = ()
+    report: Event | None = None
+    tokens: Sequence[int] = ()
 
 
 def calls_of(asked: Asked, text: str) -> tuple[Call, ...]:
@@ -175,10 +186,11 @@ class CompletionsReply:
         """Return the events of a piece of a thought."""
         return [self._part(number, {"reasoning_content": thought})]
 
-    def writes(self, number: int, text: str, logprobs: Sequence[Entry], report: Event | None) -> list[Event]:
-        """Return the events of a piece of text. logprobs: of its tokens, if asked for. report: how it was made."""
-        part = self._part(number, {"content": text}, text=text, logprobs=logprobs)
-        return [part if report is None else part | {"edgedecode": report}]
+    def writes(self, number: int, written: Written) -> list[Event]:
+        """Return the events of a piece of text."""
+        text = written.text
+        part = self._part(number, {"content": text}, text=text, logprobs=written.logprobs)
+        return [part if written.report is None else part | {"edgedecode": written.report}]
 
     def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
         """Return the events after an answer: log probabilities not sent yet, and its calls.

@@ -13,7 +13,7 @@ from edgedecode import FinishReason, Message, Pair, SamplingOptions
 from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.anthropic.replies import MessagesReply
 from edgedecode.apps.serve.guards import Limits
-from edgedecode.apps.serve.replies import Answered
+from edgedecode.apps.serve.replies import Answered, Written
 from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.tools import Call
 from edgedecode.decoding.stats import Stats
@@ -179,7 +179,7 @@ def test_calls_that_are_cut_off_or_wrong_have_their_places() -> None:
 def test_thoughts_are_blocks_of_their_own() -> None:
     reply = MessagesReply(read({"role": "user", "content": "x"}), "demo")
     answer = Answered("Four.", FinishReason.STOP, Stats(), [], "2 + 2")
-    found: list[Any] = [*reply.thinks(0, "2 +"), *reply.thinks(0, " 2"), *reply.writes(0, "Four.", [], None)]
+    found: list[Any] = [*reply.thinks(0, "2 +"), *reply.thinks(0, " 2"), *reply.writes(0, Written("Four."))]
     found += reply.ends(0, answer, [])
     kinds = [each.get("delta", {}).get("type") or each["type"] for each in found]
     assert kinds == [

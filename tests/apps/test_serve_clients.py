@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from openai.types.responses import ResponseUsage
 
 from edgedecode import FinishReason, InputError, Message
-from edgedecode.apps.serve.replies import Answered, CompletionsReply, calls_of
+from edgedecode.apps.serve.replies import Answered, CompletionsReply, Written, calls_of
 from edgedecode.apps.serve.requests.asked import PastTurn
 from edgedecode.apps.serve.responses.kept_items import KeptItems
 from edgedecode.apps.serve.responses.replies import OutputMessage, OutputText, ResponsesReply
@@ -180,7 +180,7 @@ def test_text_that_was_written_is_not_sent_as_a_call_again(form: type[Completion
     text = '{"arguments": {}, "name": "now"}'
     assert calls_of(asks, text)
     reply, end = form(asks, "demo"), Answered(text, FinishReason.STOP, Stats(), [])
-    events = [*reply.begins(0, Stats()), *reply.writes(0, text, [], None), *reply.ends(0, end, ())]
+    events = [*reply.begins(0, Stats()), *reply.writes(0, Written(text)), *reply.ends(0, end, ())]
     if form is CompletionsReply:
         assert not any("tool_calls" in choice["delta"] for event in events for choice in event["choices"])
     else:

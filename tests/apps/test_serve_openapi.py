@@ -22,14 +22,15 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.routing import Route
 
 from edgedecode.apps.serve.application import create_app
-from edgedecode.apps.serve.errors.forms import AnthropicError, Error, error_kind
+from edgedecode.apps.serve.errors.forms import AnthropicError, Error, LlamaError, error_kind
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.apps.serve.llama_server.endpoints import ALIASES
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.openapi import description
 
 READING = (
     *("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}"),
-    *("/api/version", "/api/tags", "/api/ps"),
+    *("/api/version", "/api/tags", "/api/ps", "/slots", "/models", "/models/{name}", "/v1/health"),
 )
 EXAMPLES = 24
 MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -41,6 +42,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/chat": MESSAGES | OPTIONS,
     "/api/generate": {"model": "demo", "prompt": "Hi", **OPTIONS},
     "/api/show": {"model": "demo"},
+    "/completion": {"prompt": "Hi", "n_predict": 3},
+    "/completions": {"prompt": "Hi", "n_predict": 3},
+    "/infill": {"input_prefix": "a", "n_predict": 3},
+    "/tokenize": {"content": "Hi"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/apply-template": {"messages": MESSAGES["messages"]},
+    "/chat/completions": MESSAGES | {"max_tokens": 3},
+    "/responses": {"input": "Hi", "max_output_tokens": 3},
 }
 """What makes most generated bodies acceptable, and their answers short."""
 DIFFICULT = {"tools", "tool_choice", "response_format", "text", "top_logprobs", "include", "return_rounds"}
@@ -64,7 +73,11 @@ def check(case: Any, statuses: Counter[int]) -> None:
     case.validate_response(reply, excluded_checks=[positive_data_acceptance])
     if reply.status_code >= 400:
         error, kind = reply.json()["error"], error_kind(case.path)
-        fields = {Error: {"message", "type", "param", "code"}, AnthropicError: {"message", "type"}}
+        fields: dict[Any, set[str]] = {
+            Error: {"message", "type", "param", "code"},
+            AnthropicError: {"message", "type"},
+            LlamaError: {"message", "type", "code"},
+        }
         assert error if kind not in fields else {*error} == fields[kind]
         message = error["message"] if kind in fields else error
         assert message
@@ -83,7 +96,7 @@ CHECKS = settings(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", [path for path in GOOD if path not in ALIASES])
 def test_generated_requests_get_described_replies(api: Any, server: Running, path: str, mode: Any) -> None:
     statuses: Counter[int] = Counter()
     cases = api[path]["POST"].as_strategy(generation_mode=mode)
@@ -98,7 +111,8 @@ def test_generated_requests_get_described_replies(api: Any, server: Running, pat
         check(case, statuses)
 
     each()
-    assert statuses[200] > EXAMPLES // 10 if mode is GenerationMode.POSITIVE else {*statuses} == {400}, statuses
+    good = mode is GenerationMode.POSITIVE and path != "/infill"  # this model has no tokens for that
+    assert statuses[200] > EXAMPLES // 10 if good else {*statuses} == {400}, statuses
     server.answer(asked(max_tokens=2))
 
 

@@ -176,7 +176,7 @@ IN_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [1, 999_999]}, "prompt", "token id 999999 is not in the vocabulary"),
     ({"prompt": [[1], [-1]], "echo": True, "logprobs": 1}, "prompt", "token id -1 is not in the vocabulary"),
     ({"prompt": [1 << 70], "max_tokens": 0}, "prompt", "is not in the vocabulary"),
-    ({"suffix": "b"}, "suffix", "suffix is not supported"),
+    ({"suffix": "b"}, "suffix", "no tokens to fill in with"),
     ({"best_of": 3}, "best_of", "best_of is not supported"),
     ({"n": 2, "best_of": 3}, "best_of", "best_of is not supported"),
     ({"max_tokens": -2}, "max_tokens", "max_tokens"),
@@ -254,9 +254,9 @@ def test_other_hosts_pages_and_keys_are_refused(headers: dict[str, str], status:
     ("path", "status", "said"),
     [
         ("/health", 405, "is not allowed"),
-        ("/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
         ("/v1/v1/responses", 404, "did you mean /v1/responses?"),
-        ("/models", 404, "did you mean /v1/models?"),
+        ("/v1/model", 404, "did you mean /v1/models?"),
         ("/v1/embeddings", 404, "this server has /v1/models, /v1/chat/completions, /v1/completions, /v1/responses"),
     ],
 )

@@ -13,8 +13,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from ..errors.forms import anthropic_error
-from ..logprobs import Entry
-from ..replies import Answered, Event, calls_of, text_of
+from ..replies import Answered, Event, Written, calls_of, text_of
 from ..requests.asked import Asked
 from ..requests.tools import Call
 
@@ -100,7 +99,8 @@ class MessagesReply:
     def thinks(self, number: int, thought: str) -> list[Event]:
         return [*self._opened(ThinkingBlock("", "")), self._delta("thinking_delta", thinking=thought)]
 
-    def writes(self, number: int, text: str, logprobs: Sequence[Entry], report: Event | None) -> list[Event]:
+    def writes(self, number: int, written: Written) -> list[Event]:
+        text = written.text
         return [*self._opened(TextBlock("")), self._delta("text_delta", text=text)] if text else []
 
     def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:

@@ -15,6 +15,15 @@ _ANTHROPIC = {
 """Anthropic's types of errors by status; of others, `api_error` from 500 on and else `invalid_request_error`."""
 
 
+_LLAMA = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "unavailable_error",
+}
+"""Likewise llama-server's; of others, `server_error` from 500 on and else `invalid_request_error`."""
+
+
 class ErrorDetails(Struct):
     """param: the path of the field of the body that is wrong, if known."""
 
@@ -43,7 +52,24 @@ class AnthropicError(Struct, tag_field="type", tag="error"):
     error: AnthropicErrorDetails
 
 
-_Kind: TypeAlias = type[Error] | type[OllamaError] | type[AnthropicError]
+class LlamaErrorDetails(Struct):
+    code: int
+    message: str
+    type: str
+
+
+class LlamaError(Struct):
+    error: LlamaErrorDetails
+
+
+def llama_error(status: int, message: str, code: str | None) -> LlamaError:
+    """Return an error in llama-server's form. code: as in OpenAI's."""
+    kind = _LLAMA.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = "exceed_context_size_error" if code == "context_length_exceeded" else kind
+    return LlamaError(LlamaErrorDetails(status, message, kind))
+
+
+_Kind: TypeAlias = type[Error] | type[OllamaError] | type[AnthropicError] | type[LlamaError]
 
 
 def error_kind(path: str) -> _Kind:
@@ -51,11 +77,13 @@ def error_kind(path: str) -> _Kind:
     return next((kind for start, kind in _KINDS.items() if path.startswith(start)), Error)
 
 
-def error_form(path: str, status: int, error: ErrorDetails) -> Error | OllamaError | AnthropicError:
+def error_form(path: str, status: int, error: ErrorDetails) -> Error | OllamaError | AnthropicError | LlamaError:
     """Return an error as the API of a path has it."""
     kind = error_kind(path)
     if kind is OllamaError:
         return OllamaError(error.message)
+    if kind is LlamaError:
+        return llama_error(status, error.message, error.code)
     return Error(error) if kind is Error else anthropic_error(status, error.message)
 
 
@@ -65,5 +93,9 @@ def anthropic_error(status: int, message: str) -> AnthropicError:
     return AnthropicError(AnthropicErrorDetails(kind, message))
 
 
-_KINDS: dict[str, _Kind] = {"/api/": OllamaError, "/v1/messages": AnthropicError}
+_KINDS: dict[str, _Kind] = {
+    "/api/": OllamaError,
+    "/v1/messages": AnthropicError,
+    **dict.fromkeys(("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/slots"), LlamaError),
+}
 """By what the paths of an API begin with."""

@@ -95,16 +95,14 @@ def read_generate(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /api/generate. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, GenerateBody)
-    if body.suffix:
-        raise InputError("suffix is not supported by this server: leave it out")
-    if body.raw and (body.system or body.think):
-        raise InputError("raw leaves out the chat template, and with it system and think: leave out one or the other")
+    if (body.raw or body.suffix) and (body.system or body.think):
+        raise InputError("raw and suffix leave out the chat template, and with it system and think: leave out either")
     prompt = _Message("user", body.prompt or "", images=body.images)
-    if not body.raw or not body.prompt:
+    if not (body.raw or body.suffix) or not body.prompt:
         system = [_Message("system", body.system)] if body.system else []
         return _chat(body, value, [*system, prompt] if body.prompt else [], defaults, tools=None)
     _messages([prompt])
-    given = CompletionBody(prompt=body.prompt, **_shared(body))
+    given = CompletionBody(prompt=body.prompt, suffix=body.suffix, **_shared(body))
     asked = asked_completion(given, defaults, form=_form(body.format))
     return _limited(asked, body, value)
 

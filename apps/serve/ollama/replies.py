@@ -11,8 +11,7 @@ from msgspec.json import encode
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from ..logprobs import Entry
-from ..replies import Answered, Event, calls_of, text_of, tool_call
+from ..replies import Answered, Event, Written, calls_of, text_of, tool_call
 from ..requests.asked import Asked
 from ..requests.tools import Call
 
@@ -46,8 +45,8 @@ class OllamaReply:
     def thinks(self, number: int, thought: str) -> list[Event]:
         return [self._part("", thought) | {"done": False}]
 
-    def writes(self, number: int, text: str, logprobs: Sequence[Entry], report: Event | None) -> list[Event]:
-        return [self._part(text) | {"done": False}]
+    def writes(self, number: int, written: Written) -> list[Event]:
+        return [self._part(written.text) | {"done": False}]
 
     def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
         made = [self._part("", "", calls) | {"done": False}] if calls else []

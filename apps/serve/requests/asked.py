@@ -77,6 +77,16 @@ class PastTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class FillIn:
+    """What a completion is to lead to: the suffix after it. begun: its beginning. files: others of the project, each
+    with its name."""
+
+    suffix: str
+    begun: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A checked request. messages: all but the last for a chat, whose text is `text`."""
 
@@ -95,6 +105,10 @@ class Asked:
     """What completions continue; of a chat: none."""
     echo: bool = False
     """Whether completions begin with their prompt."""
+    fill_in: FillIn | None = None
+    """Completions are between their prompt and this."""
+    returns_tokens: bool = False
+    """Whether replies have the ids of an answer's tokens, where their form has a place for them."""
     rounds: bool = False
     """Whether streamed events report how they were made."""
     top_logprobs: int | None = None
@@ -215,6 +229,7 @@ class CompletionBody(_Body):
 
     prompt: PromptField
     echo: bool | None = None
+    suffix: Annotated[str, Meta(description="What follows, for models with tokens to fill in with.")] | None = None
     best_of: Annotated[int, Meta(description="As many as n, all of which are returned.")] | None = None
     logprobs: bool | Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
@@ -273,6 +288,8 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError("tools belong to chat completions: leave them out")
     if body.echo and body.return_rounds:
         raise InputError("return_rounds reports how answers are made, and echo is none: leave one of them out")
+    if body.echo and body.suffix:
+        raise InputError("echo repeats a prompt that the answer continues, and suffix asks for no such: leave one out")
     if body.best_of not in (None, body.n or 1):
         raise InputError("best_of is not supported by this server: leave it out, or give the same number as n")
     if value.get("top_logprobs"):
@@ -290,6 +307,7 @@ def asked_completion(body: CompletionBody, defaults: SamplingOptions, *, form: F
         prompts=prompts,
         answers=asked.answers * len(prompts),
         echo=bool(body.echo),
+        fill_in=FillIn(body.suffix) if body.suffix else None,
         max_tokens=_most(body, least=0),
         top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs),
     )

@@ -36,7 +36,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "best_of": (1,),
     "echo": (False,),
-    "suffix": ("",),
     "top_logprobs": (0,),
     **dict.fromkeys(("web_search_options", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients

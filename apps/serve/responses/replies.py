@@ -14,7 +14,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from ..logprobs import Entry, Logprob, response_form
-from ..replies import Answered, Event, calls_of, text_of, timings
+from ..replies import Answered, Event, Written, calls_of, text_of, timings
 from ..requests.asked import Asked, PastTurn
 from ..requests.tools import Call
 
@@ -146,10 +146,11 @@ class ResponsesReply:
         empty = self._response(None, ())
         return [self._event("created", response=empty), self._event("in_progress", response=empty)]
 
-    def writes(self, number: int, text: str, logprobs: Sequence[Entry], report: Event | None = None) -> list[Event]:
+    def writes(self, number: int, written: Written) -> list[Event]:
         found = [*self._thought_done(), *self._opened()]
-        self._entries += logprobs
-        delta = self._event("output_text.delta", **self._place, delta=text, logprobs=response_form(logprobs))
+        self._entries += written.logprobs
+        logprobs = response_form(written.logprobs)
+        delta = self._event("output_text.delta", **self._place, delta=written.text, logprobs=logprobs)
         return [*found, delta]
 
     def thinks(self, number: int, thought: str) -> list[Event]:
@@ -181,7 +182,7 @@ class ResponsesReply:
             return [*found, *(event for call in calls for event in self._called(call))]
         found += self._opened()
         if answer.logprobs:  # of tokens that added no text
-            found += self.writes(number, "", answer.logprobs)
+            found += self.writes(number, Written("", answer.logprobs))
         text = text_of(self.asked, answer.text)
         place, item = self._place, self._written(text, answer.reason)
         index = len(self._output)

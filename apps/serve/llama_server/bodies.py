@@ -1,0 +1,74 @@
+"""Reads the bodies of /completion and /infill, as the OpenAI completion that means the same.
+
+Fields that this server does not know are left out, as llama-server does, and the reply's header names them.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgedecode import SamplingOptions
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
+
+from ..requests.answer_form import read_form
+from ..requests.asked import Asked, CompletionBody, FillIn, PromptField, asked_completion
+from ..requests.fields import read_object, typed_body, unfollowed
+
+_PROBABILITIES = Meta(ge=0, le=MOST_TOP_LOGPROBS, description="Of so many of the likeliest tokens; 0: none.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaBody(CompletionBody):
+    """The body of /completion. n_cmpl: as n. return_tokens: give the answer's ids too; a stream always does."""
+
+    n_probs: Annotated[int, _PROBABILITIES] | None = None
+    n_cmpl: Annotated[int, Meta(ge=1, le=128)] | None = None
+    return_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfillBody(LlamaBody):
+    """The body of /infill: what is before the gap and after it, and other files of the project.
+
+    prompt: what has been filled in already.
+    """
+
+    prompt: PromptField = ""
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[_File], Meta(max_length=1000)] | None = None
+
+
+def read_llama_completion(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /completion. Raises InputError."""
+    return _read(data, defaults, LlamaBody)
+
+
+def read_infill(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /infill. Raises InputError."""
+    return _read(data, defaults, InfillBody)
+
+
+def _read(data: bytes, defaults: SamplingOptions, kind: type[LlamaBody]) -> Asked:
+    value = read_object(data)
+    given = body = typed_body(value, kind)
+    if isinstance(body, InfillBody):
+        body = replace(body, prompt=body.input_prefix)
+    asked = asked_completion(replace(body, n=body.n or body.n_cmpl), defaults, form=read_form(body))
+    if isinstance(given, InfillBody):
+        begun = given.prompt if isinstance(given.prompt, str) else ""
+        files = tuple((each.filename, each.text) for each in given.input_extra or ())
+        asked = replace(asked, fill_in=FillIn(given.input_suffix, begun, files))
+    return replace(
+        asked,
+        top_logprobs=body.n_probs or asked.top_logprobs,
+        returns_tokens=bool(body.return_tokens),
+        notes=(*asked.notes, *unfollowed("", value, {each.name for each in fields(body)})),
+    )
