@@ -1,12 +1,13 @@
-"""Several answers to one prompt in one KV state, which are the branches of one tree.
+"""Several answers in one KV state, which are the branches of one tree: to one prompt, or to prompts that begin alike.
 
-The prompt is settled. Each branch is a path of pending rows below it that grows with every pass: a pass has one row for
-each branch, or one row together for branches that have drawn the same tokens until now. A branch draws its tokens with
-noise of its own, so that its text is the one that `decode` writes with the branch's setting alone.
+What the prompts share is settled. Each branch is a path of pending rows below it that grows with every pass: a pass has
+one row for each branch, or one row together for branches that have the same tokens until now. A branch draws its tokens
+with noise of its own, so that its text is the one that `decode` writes with the branch's setting alone.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from edgedecode.arrays import FloatArray
 
@@ -34,26 +35,29 @@ class Branch:
     """Whether it has ended; who reads its verdicts may end it too."""
     rows: list[int] = field(default_factory=list, init=False)
     """The pending rows of its tokens behind the settled ones, as far as the state holds them."""
+    limit: int = field(default=0, init=False)
+    """Its most tokens, the prompt's included."""
 
 
 def decode_branches(
     target: LanguageModel, state: State, branches: Sequence[Branch], *, max_tokens: int, most_rows: int
 ) -> Iterator[Sequence[tuple[Branch, Verdict]] | None]:
-    """Generate after the branches' tokens, which are the same; yield each pass's verdicts once tokens are appended.
+    """Generate after the branches' tokens; yield each pass's verdicts once tokens are appended.
 
     After each piece of a long prompt it yields None: another thread may use the models then. most_rows: of logits in a
     pass; more branches take several passes a round. All settings have the same adapter and clock. If the state has no
     room for all of them, the last branches wait until the others have ended, so that any number goes with the room of
     one. Limits, errors and closing as `decode`.
     """
-    first, prompt = branches[0].setting, list(branches[0].tokens)
-    limit = min(len(prompt) + max_tokens, state.capacity)
+    first, shared = branches[0].setting, _shared([branch.tokens for branch in branches])
     watch = Stopwatch(first.clock)
+    state.crop(min(state.length, len(shared)))
     for branch in branches:
-        begin_answer(state, prompt, setting=branch.setting, stats=branch.stats)
-    for _ in prefilled(target, state, prompt, first):
+        branch.limit = min(len(branch.tokens) + max_tokens, state.capacity)
+        begin_answer(state, branch.tokens, setting=branch.setting, stats=branch.stats)
+    for _ in prefilled(target, state, shared, first):
         yield None
-    if rest := prompt[state.length : -1]:  # settled, so that no branch needs a path through it
+    if rest := shared[state.length :]:  # settled, so that no branch needs a path through it
         target.forward(rest, state, rows="none", adapter=first.adapter)
         state.keep(range(len(rest)))
     running: list[Branch] = []
@@ -61,7 +65,7 @@ def decode_branches(
         running = [branch for branch in running if not branch.done]
         room = state.capacity - state.length - state.pending
         if not running or sum(len(_unread(branch, state)) for branch in running) > room:
-            running = _restarted(live, state, limit=limit)
+            running = _restarted(live, state)
         for start in range(0, len(running), most_rows):
             group = running[start : start + most_rows]
             output, places = _pass(target, state, group)
@@ -71,10 +75,18 @@ def decode_branches(
             ]
             watch.lap("sample")
             for branch, verdict in found:
-                _settle(branch, verdict, watch, limit=limit)
+                _settle(branch, verdict, watch)
             yield found
             watch.start()
     state.crop(state.length)
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return what all prompts begin with, without the last token of any."""
+    most = min(map(len, prompts)) - 1
+    columns = zip(*(prompt[:most] for prompt in prompts), strict=True)
+    alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return list(prompts[0][:alike])
 
 
 def _unread(branch: Branch, state: State) -> list[int]:
@@ -82,13 +94,13 @@ def _unread(branch: Branch, state: State) -> list[int]:
     return branch.tokens[state.length + len(branch.rows) :]
 
 
-def _restarted(live: Sequence[Branch], state: State, *, limit: int) -> list[Branch]:
+def _restarted(live: Sequence[Branch], state: State) -> list[Branch]:
     """Drop all pending rows, also those of ended branches, and return the branches that have room to go on."""
     state.crop(state.length)
     room, running = state.capacity - state.length, list[Branch]()
     for branch in live:
         branch.rows.clear()
-        room -= min(len(branch.tokens) + HEADROOM, limit) - state.length
+        room -= min(len(branch.tokens) + HEADROOM, branch.limit) - state.length
         if room >= 0 or not running:
             running.append(branch)
     return running
@@ -123,7 +135,7 @@ def _drawn(branch: Branch, logits: Sequence[FloatArray]) -> Verdict:
     return verify(EMPTY_DRAFT, rows, setting.noise, ends=setting.ends)
 
 
-def _settle(branch: Branch, verdict: Verdict, watch: Stopwatch, *, limit: int) -> None:
+def _settle(branch: Branch, verdict: Verdict, watch: Stopwatch) -> None:
     """Append what a round has drawn, and count it."""
     branch.tokens += verdict.tokens
     branch.setting.sampler.extend(verdict.tokens)
@@ -134,4 +146,4 @@ def _settle(branch: Branch, verdict: Verdict, watch: Stopwatch, *, limit: int) -
         branch.stats.prefilled(watch.round.total)
     else:
         branch.stats.spend(watch.round)
-    branch.done = verdict.outcome is Outcome.ENDED or len(branch.tokens) >= limit
+    branch.done = verdict.outcome is Outcome.ENDED or len(branch.tokens) >= branch.limit

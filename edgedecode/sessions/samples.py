@@ -1,6 +1,6 @@
 """Several answers to one prompt, which a session decodes together in its KV cache."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,9 +30,9 @@ class Sample(NamedTuple):
 
 
 def new_samples(
-    shared: Resources, options: SessionOptions, seed: int, count: int, *, stop: Sequence[str], top: int | None
+    shared: Resources, options: SessionOptions, seeds: Iterable[int], *, stop: Sequence[str], top: int | None
 ) -> list[Sample]:
-    """Return the answers with this seed and those after it. Raises as `Reply.begin`, and BudgetExceeded."""
+    """Return the answers with these seeds. Raises as `Reply.begin`, and BudgetExceeded."""
     return [
         Sample(
             Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=options),
@@ -40,14 +40,14 @@ def new_samples(
             Noise(each % _SEEDS),
             shared.constraint(options.grammar),
         )
-        for each in range(seed, seed + count)
+        for each in seeds
     ]
 
 
 def sampled(
     shared: Resources,
     turns: Turns,
-    turn: Turn,
+    every: Sequence[Turn],
     samples: Sequence[Sample],
     setting: Callable[[Noise, Constraint | None], DecodeSetting],
     *,
@@ -56,14 +56,14 @@ def sampled(
 ) -> Generator[Chunk | None]:
     """Yield the chunks of all answers, and None where other threads may use the models. rows: of logits in a pass.
 
-    setting: called once the turn has begun. The transcript stays as it was.
+    every: the turn of each answer. setting: called once the first has begun. The transcript stays as it was.
     """
-    with turns.unrecorded(turn):
-        yield from turns.dropped(turn)
+    with turns.unrecorded(every[0]):
+        yield from turns.dropped(every[0])
         shared.mind_memory()
         branches = [
             Branch(number, setting(sample.noise, sample.constraint), sample.stats, list(turn.tokens))
-            for number, sample in enumerate(samples)
+            for number, (turn, sample) in enumerate(zip(every, samples, strict=True))
         ]
         for found in decode_branches(shared.target, turns.state, branches, max_tokens=limit, most_rows=rows):
             if found is None:

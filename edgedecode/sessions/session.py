@@ -171,19 +171,47 @@ class Session:
         seed, until the context is full. The transcript stays as it was: `reset` with an answer goes on from there. raw:
         as `complete`, and so token ids. Raises CapabilityError for engines of chains, switching and the ratio rule.
         """
+        asked = Message("user", prompt) if isinstance(prompt, str) and not raw else prompt
+        return self._sampled([asked] * count, max_tokens=max_tokens, stop=stop, top=top_logprobs)
+
+    def completions(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        seeds: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Completion]:
+        """Continue several texts, or token ids, at once: each as `complete` does in a new session with its seed.
+
+        What they begin with is processed once, and a pass has a row for each. seeds: as those of `samples` by default.
+        Raises as `samples`.
+        """
+        return self._sampled(prompts, seeds, max_tokens=max_tokens).completions()
+
+    def _sampled(
+        self,
+        prompts: Sequence[Message | str | Sequence[int]],
+        seeds: Sequence[int] | None = None,
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str] = (),
+        top: int | None = None,
+    ) -> Samples:
+        """Return the running answers to these prompts."""
         from edgedecode.sessions.samples import new_samples, sampled  # late: one answer needs none
 
         shared, turns = self._shared, self._turns
-        check_samples(count, self.options, shared.target.card)
+        check_samples(len(prompts), self.options, shared.target.card)
         limit = answer_limit(max_tokens, shared.manifest.generation)
 
         def prepare() -> Samples:
             self._stop_running()
-            turn = turns.open(Message("user", prompt) if isinstance(prompt, str) and not raw else prompt, limit=limit)
-            every = new_samples(shared, self.options, self._next_seed(), count, stop=stop, top=top_logprobs)
-            self.stats = every[0].stats
-            chunks = sampled(shared, turns, turn, every, self._setting, limit=limit, rows=self._rows)
-            return self._start(Samples(chunks, [each.stats for each in every], turn=shared.turn, own=self._own))
+            every = [turns.open(prompt, limit=limit) for prompt in prompts]
+            first = self._next_seed()
+            samples = new_samples(shared, self.options, seeds or range(first, first + len(every)), stop=stop, top=top)
+            self.stats = samples[0].stats
+            chunks = sampled(shared, turns, every, samples, self._setting, limit=limit, rows=self._rows)
+            return self._start(Samples(chunks, [each.stats for each in samples], turn=shared.turn, own=self._own))
 
         return self._own.run(prepare)
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
-from edgedecode import Message, Pair, SamplingOptions, SessionOptions
+from edgedecode import Completion, Message, Pair, SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.errors import InputError
 from edgedecode.text.prompts import Prompt, parse_prompts
 
 MOST_ANSWER, MOST_PROMPT = 320, 512
 """Tokens of an answer that are written, and of the longest prompt that is used, by a target of so many positions."""
 CONTEXT = MOST_PROMPT + MOST_ANSWER
+TOGETHER, MOST_ROWS = 16, 4096
+"""Texts that are written at once, half of them greedy, and most rows of their KV cache. SmolLM2-135M writes the given
+prompts' answers 1.4 and 1.9 times as fast as one by one, 64 at once slower: rows of ended answers are read in vain."""
 HELD_OUT = 6
 """One bundled or given prompt of this many is never trained on."""
 _LEAST_PROMPT = 4
@@ -108,22 +112,38 @@ def write_texts(pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: C
 
 def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int) -> Iterator[Text]:
     begin, lengths = _beginning(pair), Lengths.of(pair)
-    for number in count(first):
-        held_out, temperature = False, _TEMPERATURE * (number % 2)
-        if number < len(prompts):
-            prompt, held_out = prompts[number], number % HELD_OUT == 0
-            temperature = 0.0 if held_out else temperature
-        elif (own := _own(pair, begin, lengths, seed=number) if begin else None) is not None:
-            prompt = own
-        else:  # a prompt again, and not one that is held out
-            place = number % len(prompts)
-            prompt = prompts[place if place % HELD_OUT else (place + 1) % len(prompts)]
-            temperature = _TEMPERATURE
-        sampling = SamplingOptions(temperature=temperature)
-        options = SessionOptions(sampling=sampling, seed=number, context=lengths.context)
-        with pair.session(options, messages=prompt.history) as session:
-            answer = session.generate(prompt.turns[0], max_tokens=lengths.answer).tokens
-        yield Text(_rendered(pair, prompt), answer, temperature, prompt.family, held_out)
+    for start in count(first, TOGETHER):
+        numbers = range(start, start + TOGETHER)
+        own = _own(pair, begin, lengths, numbers=numbers) if begin and numbers[-1] >= len(prompts) else {}
+        asked = [_asked(number, prompts, own.get(number)) for number in numbers]
+        tokens = [_rendered(pair, each.prompt) for each in asked]
+        answers = dict[int, tuple[int, ...]]()
+        for temperature in (0.0, _TEMPERATURE):
+            here = [index for index, each in enumerate(asked) if each.temperature == temperature]
+            sampling = SamplingOptions(temperature=temperature)
+            seeds = [numbers[index] for index in here]
+            found = _answered(pair, [tokens[index] for index in here], sampling, seeds, most=lengths.answer)
+            answers |= {index: each.tokens for index, each in zip(here, found, strict=True)}
+        for index, each in enumerate(asked):
+            yield Text(tokens[index], answers[index], each.temperature, each.prompt.family, each.held_out)
+
+
+class _Asked(NamedTuple):
+    prompt: Prompt
+    temperature: float
+    held_out: bool
+
+
+def _asked(number: int, prompts: Sequence[Prompt], own: Prompt | None) -> _Asked:
+    """Return what the text of this number answers: a given prompt, the target's `own`, or a given one again."""
+    temperature = _TEMPERATURE * (number % 2)
+    if number < len(prompts):
+        held_out = number % HELD_OUT == 0
+        return _Asked(prompts[number], 0.0 if held_out else temperature, held_out)
+    if own is not None:
+        return _Asked(own, temperature, held_out=False)
+    place = number % len(prompts)  # and not one that is held out
+    return _Asked(prompts[place if place % HELD_OUT else (place + 1) % len(prompts)], _TEMPERATURE, held_out=False)
 
 
 def _rendered(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
@@ -147,9 +167,30 @@ def _beginning(pair: Pair) -> tuple[int, ...]:
     return tuple(pair.tokenizer.encode(before)) if mark else ()
 
 
-def _own(pair: Pair, begin: Sequence[int], lengths: Lengths, *, seed: int) -> Prompt | None:
-    """Return a prompt that the target writes; None if it writes none."""
-    with pair.session(SessionOptions(sampling=_OWN_PROMPTS, seed=seed, context=lengths.context)) as session:
-        written = session.collect(session.complete(begin, max_tokens=lengths.prompt // 4))
-    text = written.text.strip()
-    return Prompt("written", (), (text,)) if len(written.tokens) > _LEAST_PROMPT and text else None
+def _own(pair: Pair, begin: Sequence[int], lengths: Lengths, *, numbers: Sequence[int]) -> dict[int, Prompt]:
+    """Return the prompts that the target writes for the texts of these numbers, for which it writes any."""
+    written = _answered(pair, [begin] * len(numbers), _OWN_PROMPTS, numbers, most=lengths.prompt // 4)
+    texts = {number: each.text.strip() for number, each in zip(numbers, written, strict=True)}
+    long = {number for number, each in zip(numbers, written, strict=True) if len(each.tokens) > _LEAST_PROMPT}
+    return {number: Prompt("written", (), (text,)) for number, text in texts.items() if text and number in long}
+
+
+def _answered(
+    pair: Pair, prompts: Sequence[Sequence[int]], sampling: SamplingOptions, seeds: Sequence[int], *, most: int
+) -> list[Completion]:
+    """Return what the target continues each of these prompts with, all at once where its engine can."""
+    if not prompts:
+        return []
+    at_once, card = pair.target.card.tree, pair.target.card
+    longest = max(map(len, prompts)) + most
+    together = SessionDetails(samples=len(prompts)) if at_once else SessionDetails()
+    context = min(longest * len(prompts) if at_once else longest, MOST_ROWS, card.context)
+    options = SessionOptions(sampling=sampling, context=max(longest, context), details=together)
+    with pair.session(options) as session:
+        if at_once:
+            return session.completions(prompts, seeds=seeds, max_tokens=most)
+    found = []
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        with pair.session(replace(options, seed=seed)) as session:
+            found.append(session.collect(session.complete(prompt, max_tokens=most)))
+    return found

@@ -60,6 +60,27 @@ def test_answers_that_do_not_fit_together_wait_for_room() -> None:
         assert {each[2] for each in found} == {FinishReason.LENGTH, FinishReason.STOP}
 
 
+@pytest.mark.parametrize("context", [60, 200])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_prompts_are_continued_at_once_as_each_alone(sampling: SamplingOptions, context: int) -> None:
+    prompts, seeds = ["a frog", "a frog", "a frog and a pebble", "a", "zebra", "a fr"], [9, 4, 4, 2**64 - 1, 0, 7]
+    with ascii_pair(ending=5.0, context=context) as pair:
+        with pair.session(session_options(samples=4, sampling=sampling, context=context)) as session:
+            session.generate("a frog", max_tokens=5)  # what the cache holds is not all shared
+            found = [*map(shown, session.completions(prompts, seeds=seeds, max_tokens=30))]
+            assert len(session.messages) == 2
+        for each, prompt, seed in zip(found, prompts, seeds, strict=True):
+            with pair.session(
+                session_options(seed=seed, drafter="none", sampling=sampling, context=context)
+            ) as session:
+                assert each == shown(session.collect(session.complete(prompt, max_tokens=30)))
+
+
+def test_no_prompts_are_refused(pair: Pair) -> None:
+    with pair.session(session_options()) as session, pytest.raises(InputError, match="0 answers at once"):
+        session.completions([])
+
+
 def passes_of(pair: Pair, prompt: str, count: int, sampling: SamplingOptions, **options: object) -> list[int]:
     model = pair.target
     assert isinstance(model, TableModel)
