@@ -2,10 +2,10 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from types import GeneratorType
-from typing import cast
+from typing import TypeVar, cast
 
 from edgedecode.decoding.stats import Stats
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.sessions.chunks import Chunk, Completion, completion_of
 
@@ -95,3 +95,53 @@ class Samples(Answer):
             completion_of((chunk for chunk in chunks if chunk.number == number), stats)
             for number, stats in enumerate(self.every)
         ]
+
+
+_Answer = TypeVar("_Answer", bound=Answer)
+
+
+class Running:
+    """A session's running answer: it has one at a time, until it is closed.
+
+    own: held while an answer is started or ended. Lock order: it comes before the pair's.
+    """
+
+    def __init__(self, turn: FairLock) -> None:
+        self.own, self.closed, self.answer = FairLock(), False, cast("Answer | None", None)
+        self._turn = turn
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer has begun and not ended."""
+        return self.answer is not None and not self.answer.ended
+
+    def run(self, chunks: Generator[Chunk | None], stats: Stats) -> Answer:
+        """Make these chunks the running answer."""
+        return self.start(Answer(chunks, stats=stats, turn=self._turn, own=self.own))
+
+    def samples(self, chunks: Generator[Chunk | None], every: Sequence[Stats]) -> Samples:
+        """Make these chunks of several answers the running one."""
+        return self.start(Samples(chunks, every, turn=self._turn, own=self.own))
+
+    def start(self, answer: _Answer) -> _Answer:
+        self.answer = answer
+        if self.closed:  # while the prompt was encoded
+            answer.stop()
+        return answer
+
+    def end(self) -> None:
+        """End the running answer, if any. Raises InputError if the session is closed."""
+        if self.answer is not None:
+            self.answer.end()
+        self.answer = None
+        self.check_open()
+
+    def stop(self) -> None:
+        """Make the running answer end after its pass."""
+        if (answer := self.answer) is not None:
+            answer.stop()
+
+    def check_open(self) -> None:
+        """Raise InputError if the session is closed."""
+        if self.closed:
+            raise InputError("this session is closed: open another with Pair.session")

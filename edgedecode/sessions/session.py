@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 from weakref import finalize
 
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import CapabilityError, InputError
-from edgedecode.fair_lock import FairLock, when_free
+from edgedecode.errors import CapabilityError
+from edgedecode.fair_lock import when_free
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
-from edgedecode.sessions.answer import Answer, Samples
+from edgedecode.sessions.answer import Answer, Running, Samples
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
 from edgedecode.sessions.drafter_choice import check_options, check_samples, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
@@ -34,8 +34,6 @@ from edgedecode.user_notices import notice
 if TYPE_CHECKING:
     from edgedecode.decoding.constraint import Constraint
     from edgedecode.sampling.log_probabilities import TokenLogprob
-
-_Answer = TypeVar("_Answer", bound=Answer)
 
 
 class Session:
@@ -58,9 +56,7 @@ class Session:
         self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
-        # Lock order: `_own`, which is held while an answer is started or stopped, then the pair's.
-        self._own, self._closed = FairLock(), False
-        self._running: Answer | None = None
+        self._running = Running(shared.turn)
         self._ahead: Answer | None = None  # the last `prepare`
         self._grammar = shared.constraint(options.grammar)
         self._row_draw, self._rows = shared.row_draw(), most_rows(options, choice)
@@ -128,7 +124,7 @@ class Session:
         Raises CapabilityError with entropy switching, whose tokens the target does not process.
         """
         message = Message("user", prompt) if isinstance(prompt, str) else prompt
-        return self._own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs))
+        return self._running.own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs))
 
     def generate(
         self,
@@ -153,7 +149,7 @@ class Session:
 
         Raises InputError for ids outside the vocabulary.
         """
-        return self._own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs))
+        return self._running.own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs))
 
     def samples(
         self,
@@ -205,15 +201,15 @@ class Session:
         limit = answer_limit(max_tokens, shared.manifest.generation)
 
         def prepare() -> Samples:
-            self._stop_running()
+            self._running.end()
             every = [turns.open(prompt, limit=limit) for prompt in prompts]
             first = self._next_seed()
             samples = new_samples(shared, self.options, seeds or range(first, first + len(every)), stop=stop, top=top)
             self.stats = samples[0].stats
             chunks = sampled(shared, turns, every, samples, self._setting, limit=limit, rows=self._rows)
-            return self._start(Samples(chunks, [each.stats for each in samples], turn=shared.turn, own=self._own))
+            return self._running.samples(chunks, [each.stats for each in samples])
 
-        return self._own.run(prepare)
+        return self._running.own.run(prepare)
 
     def score(self, prompt: str | Sequence[int], *, top_logprobs: int = 0) -> list[TokenLogprob | None]:
         """Return each token's log probability given those before it, None for the first; `tokens` are then the prompt.
@@ -223,12 +219,12 @@ class Session:
         """
 
         def prepare() -> Answer:
-            self._stop_running()
+            self._running.end()
             target, draw = self._shared.target, self._row_draw
             scores = self._turns.scores(prompt, target, draw, top=top_logprobs, rows=self._rows)
-            return self._run(scores, Stats())
+            return self._running.run(scores, Stats())
 
-        scoring = self._own.run(prepare)
+        scoring = self._running.own.run(prepare)
         found = [None, *(each for chunk in scoring for each in chunk.logprobs)]
         if scoring.stopped:
             raise CapabilityError("another call of this session stopped the scoring: score in a session of its own")
@@ -246,14 +242,14 @@ class Session:
         """
 
         def ahead() -> Iterator[Chunk]:
-            self._check_open()
-            if self._running is not None and not self._running.ended:
+            self._running.check_open()
+            if self._running.busy:
                 return iter(())
             chunks = self._turns.reading.read_again(self._turns.transcript.tokens, self._shared.target)
-            self._ahead = self._run(chunks, Stats())
+            self._ahead = self._running.run(chunks, Stats())
             return self._ahead
 
-        for _ in self._own.run(ahead):
+        for _ in self._running.own.run(ahead):
             pass
 
     def use_adapter(self, name: str | None, *, scale: float = 1.0) -> None:
@@ -264,40 +260,39 @@ class Session:
         """
 
         def use() -> None:
-            self._check_open()
+            self._running.check_open()
             if self._ahead is not None:
                 self._ahead.end()
-            answering = self._running is not None and not self._running.ended
+            answering = self._running.busy
             self._turns.adapter = self._shared.turn.run(
                 lambda: self._drafts.load_adapter(self._turns.chosen(name, scale=scale, more=answering))
             )
             if answering:
                 notice("the adapter changes with the next message: this answer continues with its own")
 
-        self._own.run(use)
+        self._running.own.run(use)
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
         """Start over from these messages; the KV cache of a shared prefix is reused."""
 
         def start_over() -> None:
-            self._stop_running()
+            self._running.end()
             self._turns.transcript.start_over(messages)
 
-        self._own.run(start_over)
+        self._running.own.run(start_over)
 
     def stop(self) -> None:
         """Make the running answer, or scoring, end after its pass. From any thread; it does not wait."""
-        if (running := self._running) is not None:
-            running.stop()
+        self._running.stop()
 
     def close(self) -> None:
         """Stop a running answer, wait until it has ended, and release the memory. Idempotent.
 
         Called within a round of the same thread (a finalizer, a signal handler, a drafter) it closes after the round.
         """
-        self._closed = True
+        self._running.closed = True
         self.stop()
-        when_free(lambda: self._own.run(self._end))
+        when_free(lambda: self._running.own.run(self._end))
 
     def __enter__(self) -> Self:
         return self
@@ -311,13 +306,13 @@ class Session:
         """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
         limit = answer_limit(max_tokens, self._shared.manifest.generation)
         reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
-        self._stop_running()
+        self._running.end()
         turn = self._turns.open(prompt, limit=limit)
         self._begin_noise(self._next_seed())
         if self._grammar is not None:
             self._grammar.begin()
         self.stats = Stats(seed=self.seed)
-        return self._run(self._chunks(turn, reply, limit=limit), self.stats)
+        return self._running.run(self._chunks(turn, reply, limit=limit), self.stats)
 
     def _next_seed(self) -> int:
         self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed
@@ -381,23 +376,6 @@ class Session:
             constraint=constraint,
         )
 
-    def _run(self, chunks: Generator[Chunk | None], stats: Stats) -> Answer:
-        """Make these chunks the running answer."""
-        return self._start(Answer(chunks, stats=stats, turn=self._shared.turn, own=self._own))
-
-    def _start(self, answer: _Answer) -> _Answer:
-        self._running = answer
-        if self._closed:  # while the prompt was encoded
-            answer.stop()
-        return answer
-
-    def _stop_running(self) -> None:
-        """End the running answer, if any. Raises InputError if the session is closed."""
-        if self._running is not None:
-            self._running.end()
-        self._running = None
-        self._check_open()
-
     def _begin_noise(self, seed: int) -> None:
         for noise in (self._noise, self._draft_noise):
             noise.begin(seed)
@@ -405,16 +383,12 @@ class Session:
     def _note_memory(self) -> None:
         self.stats.planned_nbytes, self.stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InputError("this session is closed: open another with Pair.session")
-
     def _end(self) -> None:
         """End a running answer and release everything, as part of `close`, even if some of it raises."""
         with ExitStack() as closing:
             closing.callback(self._shared.turn.run, self._release)
-            if self._running is not None:
-                self._running.end()
+            if (answer := self._running.answer) is not None:
+                answer.end()
 
     def _release(self) -> None:
         with ExitStack() as closing:

@@ -129,7 +129,7 @@ def stopped_by(session: Session, tokens: list[int], stop: object) -> str:
         if not threads:
             threads.append(Thread(target=stop, args=(session,)))  # type: ignore[arg-type]
             threads[0].start()
-            while session._running is not None and not session._running.stopped:
+            while (answer := session._running.answer) is not None and not answer.stopped:
                 pass
         return forward(model, *given, **named)  # type: ignore[arg-type]
 

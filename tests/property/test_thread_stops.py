@@ -81,7 +81,7 @@ def test_generate_of_a_session_closed_before_its_first_token_is_cancelled(
 
     def closing(*given: Any) -> Any:
         closers.append(Worker(session.close))
-        while not session._closed:
+        while not session._running.closed:
             Event().wait(0.001)
         return called(*given)
 
