@@ -2,20 +2,25 @@
 
     python -m tests.load --minutes 5 --clients 64
 
-Starts `edgedecode serve` with the bundled pack, and compares every stream with the answer of a lone session with the
-same seed. Prints a report; exits with 1 if a text differs, the budget is exceeded, or something is left behind.
+Starts `edgedecode serve` with the bundled pack, or with copies of it (--models 3 --memory 190MB: not all fit at once),
+and compares every stream with the answer of a lone session with the same seed. Prints a report; exits with 1 if a text
+differs, the budget is exceeded, or something is left behind.
 """
 
 import argparse
 import http.client
 import json
+import os
 import random
+import shutil
 import sys
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 from subprocess import Popen
 from time import monotonic, sleep
@@ -25,6 +30,7 @@ import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.memory.budget import PROCESS
 from edgedecode.memory.process_memory import memory_of
 from edgedecode.memory.sizes import format_nbytes
 from tests.apps.serving import serving
@@ -40,10 +46,10 @@ BROKEN = (
     b"[" * 5000,
     b'{"model": "demo"}',
     b'{"model": "demo", "messages": []}',
-    b'{"model": "none", "messages": [{"role": "user", "content": "x"}]}',
+    b'{"model": 7, "messages": [{"role": "user", "content": "x"}]}',
     b'{"model": "demo", "messages": [{"role": "user", "content": "x"}], "temperature": -1}',
     b'{"model": "demo", "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", '
-    b'"json_schema": {"schema": {"not": {}}}}}',
+    b'"json_schema": {"strict": true, "schema": {"not": {}}}}}',
 )
 
 
@@ -52,6 +58,8 @@ class Tally:
     """What the clients saw. Several threads append to it."""
 
     wanted: dict[tuple[str, int], str]
+    models: tuple[str, ...] = ("demo",)
+    """Names of the pack and of its copies, which answer the same."""
     counts: Counter[str] = field(default_factory=Counter)
     first_seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -78,7 +86,8 @@ def client(address: str, tally: Tally, rng: random.Random, *, until: float) -> N
             if kind < GARBAGE:
                 outcome = garbage(address, rng.choice(BROKEN))
             else:
-                outcome = ask(address, tally, *rng.choice(list(tally.wanted)), leaves=kind < GARBAGE + LEAVING)
+                model, asked = rng.choice(tally.models), rng.choice(list(tally.wanted))
+                outcome = ask(address, tally, *asked, model=model, leaves=kind < GARBAGE + LEAVING)
         except (OSError, ValueError, http.client.HTTPException) as error:
             outcome = "error"
             tally.errors.append(repr(error))
@@ -96,10 +105,10 @@ def garbage(address: str, body: bytes) -> str:
     return "garbage refused" if 400 <= reply.status < 500 else f"garbage answered with {reply.status}"
 
 
-def ask(address: str, tally: Tally, text: str, seed: int, *, leaves: bool) -> str:
+def ask(address: str, tally: Tally, text: str, seed: int, *, model: str, leaves: bool) -> str:
     """Stream an answer and compare it; leave after some tokens if asked to."""
     message = {"role": "user", "content": text}
-    body = {"model": "demo", "messages": [message], "seed": seed, "temperature": 1, "max_tokens": MOST, "stream": True}
+    body = {"model": model, "messages": [message], "seed": seed, "temperature": 1, "max_tokens": MOST, "stream": True}
     connection = http.client.HTTPConnection(address, timeout=300)
     began, found, wanted = monotonic(), "", tally.wanted[text, seed]
     try:
@@ -177,12 +186,18 @@ def memory(address: str) -> dict[str, Any]:
     return {**found, "holders": Counter({each["name"]: each["nbytes"] for each in found["holders"]})}
 
 
-def settled(address: str) -> dict[str, Any]:
-    """Return what /memory says once nothing runs or waits, or after half a minute."""
+def settled(address: str, models: Sequence[str]) -> dict[str, Any]:
+    """Return what /memory says once nothing runs or waits, or after half a minute. models: leave memory first."""
     deadline = monotonic() + 30
     while True:
+        for model in models:
+            connection = http.client.HTTPConnection(address, timeout=60)
+            connection.request("POST", "/api/generate", json.dumps({"model": model, "keep_alive": 0}))
+            connection.getresponse().read()
+            connection.close()
         found = memory(address)
-        if monotonic() > deadline or not found["answers_running"] + found["requests_waiting"]:
+        loaded = models and any(name.startswith("weights") for name in found["holders"])
+        if monotonic() > deadline or not (loaded or found["answers_running"] + found["requests_waiting"]):
             return found
         sleep(0.1)
 
@@ -202,7 +217,7 @@ class Ended:
     def changes(self) -> dict[str, int]:
         """The bytes that each holder has leased more than before."""
         before, after = self.before["holders"], self.after["holders"]
-        names = sorted({*before, *after})
+        names = sorted({*before, *after} - {PROCESS})  # which is measured again with each model
         return {name: after[name] - before[name] for name in names if after[name] != before[name]}
 
     def claims(self) -> dict[str, bool]:
@@ -252,20 +267,37 @@ def report_waiting(ended: Ended) -> None:
     )
 
 
+@contextmanager
+def library(names: Sequence[str]) -> Iterator[None]:
+    """Let the library have copies of the bundled pack under these names."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            shutil.copytree(BUNDLED_PACK, Path(folder, name))
+        if names:
+            os.environ["EDGEDECODE_MODELS"] = folder
+        yield
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.load", description="A server under load.")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--memory", default="230MB")
     parser.add_argument("--parallel", type=int, default=16)
+    parser.add_argument("--models", type=int, default=1, help="1: the bundled pack; more: so many copies of it")
     arguments = parser.parse_args()
-    tally = Tally(lone_answers())
-    with serving("--memory", arguments.memory, "--parallel", str(arguments.parallel)) as (process, url):
+    copies = tuple(f"copy-{number}" for number in range(arguments.models)) if arguments.models > 1 else ()
+    tally = Tally(lone_answers(), copies or ("demo",))
+    options = ("--memory", arguments.memory, "--parallel", str(arguments.parallel))
+    with library(copies), serving(*options, models=tally.models) as (process, url):
         address = url.removeprefix("http://")
-        ask(address, tally, *next(iter(tally.wanted)), leaves=False)
-        garbage(address, BROKEN[-1])  # a schema: what sessions and grammars share is leased from now on
+        for model in tally.models:
+            ask(address, tally, *next(iter(tally.wanted)), model=model, leaves=False)
+        garbage(
+            address, BROKEN[-1].replace(b"{}", b"7").replace(b"not", b"const")
+        )  # a schema: what sessions and grammars share is leased from now on
         tally.first_seconds.clear()
-        before, began = settled(address), monotonic()
+        before, began = settled(address, copies), monotonic()
         until = began + 60 * arguments.minutes
         with watching(process, address) as watch:
             threads = [
@@ -277,7 +309,7 @@ def main() -> int:
             for thread in threads:
                 thread.join()
             seconds = monotonic() - began
-        after = settled(address)
+        after = settled(address, copies)
     ended = Ended(tally, watch, clients=arguments.clients, seconds=seconds, before=before, after=after)
     report(ended)
     return 0 if all(ended.claims().values()) else 1

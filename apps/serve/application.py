@@ -30,6 +30,7 @@ from .models.one import Models
 from .offered import Health, Listed, ModelList, described_model, memory, props
 from .ollama.bodies import read_chat as read_ollama_chat
 from .ollama.bodies import read_generate
+from .ollama.library import LibraryEndpoints
 from .ollama.models import FOLLOWED, loaded, shown, shown_name, tags
 from .ollama.replies import OllamaReply
 from .openapi import description
@@ -47,6 +48,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
     metrics = Metrics()
     answering = Answering(models, metrics, seconds=limits.seconds)
     endpoints = _Endpoints(models, metrics, answering)
+    library = LibraryEndpoints(models, seconds=limits.seconds)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -87,6 +89,8 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         Route("/api/tags", endpoints.tags),
         Route("/api/ps", endpoints.loaded),
         Route("/api/show", endpoints.shown, methods=["POST"]),
+        Route("/api/pull", library.pull, methods=["POST"]),
+        Route("/api/delete", library.delete, methods=["DELETE"]),
         *page_routes(),
     ]
     known = {each.path: each for each in routes if isinstance(each, Route)}
@@ -98,7 +102,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         app = CORSMiddleware(
             app,
             limits.origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # a public page may ask for a server on this machine
             expose_headers=("*",),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from gc import collect
 from time import monotonic, time
 
 from edgedecode import BudgetExceeded, Chunk, Pair, Rule, Session, SessionOptions
@@ -240,7 +241,7 @@ class Service:
         running ones to end.
         """
         places = self.places
-        deadline = monotonic() + places.patience
+        deadline, collected = monotonic() + places.patience, False
         if (kept := self._kept(options, asked)) is not None:
             return await self._ready(lambda: _reset(kept, asked))
         while True:
@@ -255,7 +256,11 @@ class Service:
             idle, shared = not places.running and not places.opening, self.pair.budget.shared
             beside = shared is not None and shared.is_shared(self.pair.budget)
             if idle and not beside:
-                raise refusal
+                if collected:
+                    raise refusal
+                await asyncio.to_thread(collect)  # grammars of closed sessions are leased until then
+                collected = True
+                continue
             if idle or monotonic() > deadline:  # idle: all models wait for each other's room
                 raise Busy("the memory budget has no room for another answer: try again later")
             await places.wait_for_room()

@@ -14,7 +14,7 @@ from edgedecode.memory.budget import Budget
 from ..offered import Listed, listed_service, model_names, named_model
 from ..requests.asked import ModelName
 from ..running import Service
-from .places import Places
+from .places import Busy, Places
 
 _LAST_SECONDS = 5.0
 """For answers to end that were stopped because the server closes."""
@@ -61,6 +61,11 @@ class Models(Protocol):
     """Of what belongs to no model."""
 
     @property
+    def serves_library(self) -> bool:
+        """Whether all models of the library are there, also those that are pulled later."""
+        ...
+
+    @property
     def budgets(self) -> Sequence[Budget]: ...
     @property
     def loaded(self) -> Sequence[Loaded]: ...
@@ -84,6 +89,14 @@ class Models(Protocol):
         """Keep a model in memory while entered. Raises Busy, UnknownModel, and the errors of loading it."""
         ...
 
+    async def drop(self, name: str) -> None:
+        """Take a model out of memory, if it is there. Raises Busy if a request needs it, or it is being loaded."""
+        ...
+
+    def changed(self) -> None:
+        """Read the library again: a model was pulled or removed."""
+        ...
+
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.
 
@@ -94,6 +107,8 @@ class Models(Protocol):
 
 class OneModel:
     """A model that was loaded at the start, and stays. strict: refuse the names of others' models."""
+
+    serves_library = False
 
     def __init__(self, service: Service, *, strict: bool = False) -> None:
         self.places, self.budget, self._strict = service.places, service.pair.budget, strict
@@ -126,6 +141,12 @@ class OneModel:
     @asynccontextmanager
     async def using(self, model: ModelName) -> AsyncIterator[Loaded]:
         yield self._model
+
+    async def drop(self, name: str) -> None:
+        raise Busy(f"{name} is the only model of this server")
+
+    def changed(self) -> None:
+        pass
 
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         await end_answers([self._model.service], self.places, grace=grace, hurry=hurry)

@@ -35,6 +35,10 @@ class Shelf(Protocol):
         """Return the message about a name that none of the models has."""
         ...
 
+    @property
+    def is_library(self) -> bool: ...
+    def changed(self) -> None: ...
+
 
 def _collect() -> None:
     """Free what closed models left, so that what the process holds without them is measured."""
@@ -61,6 +65,10 @@ class SeveralModels:
         self._found: dict[str, ModelName] = {}
         """What names meant that clients gave."""
         places.find_room = self._find_room
+
+    @property
+    def serves_library(self) -> bool:
+        return self._shelf.is_library
 
     @property
     def budgets(self) -> Sequence[Budget]:
@@ -117,12 +125,14 @@ class SeveralModels:
                 await asyncio.shield(self.places.announce())
 
     async def drop(self, name: str) -> None:
-        """Take a model out of memory, if it is there. Raises Busy if it is needed, or being loaded."""
         model = self._models.get(name)
         if name in self._loads or (model is not None and model.users):
             raise Busy(f"{name} answers a request: try again later")
         if model is not None:
             await self._unload(model)
+
+    def changed(self) -> None:
+        self._shelf.changed()
 
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         await end_answers([model.service for model in self.loaded], self.places, grace=grace, hurry=hurry)

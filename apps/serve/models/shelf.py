@@ -48,6 +48,11 @@ class ModelShelf:
         self._refused: dict[str, str] = {}
         self._read = -_FRESH_SECONDS
 
+    @property
+    def is_library(self) -> bool:
+        """Whether these are all models of the library."""
+        return not self._named
+
     def listed(self) -> list[Listed]:
         """Return what is known about each model, in the order of names; the library is read again after a while."""
         with self._lock:

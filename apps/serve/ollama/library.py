@@ -1,0 +1,176 @@
+"""/api/pull and /api/delete: clients of Ollama download models into the library, and remove them."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.json import encode
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgedecode import EdgeDecodeError, InputError, ManifestError
+from edgedecode.errors import cause
+from edgedecode.library.named_models import pull
+from edgedecode.library.names import is_path
+from edgedecode.library.removal import removable, remove
+from edgedecode.user_notices import ask_before_downloads, show_work
+
+from ..guards import JsonResponse
+from ..models.one import Models, UnknownModel
+from ..models.places import Busy
+from ..requests.fields import read_object, typed_body
+from ..streams import EventStream
+from .models import Name, shown_name
+
+_MOST_PULLS = 4
+"""At a time, each of another model."""
+_TICK = 0.2
+"""Seconds between two looks at a download's progress."""
+_HOSTS = ("hf.co/", "huggingface.co/")
+"""What names of the hub's models begin with in Ollama."""
+_MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _PullBody:
+    model: Annotated[Name, Meta(max_length=300)]
+    stream: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """A download. done: set once it has ended. what, total, completed: its present step, and its bytes."""
+
+    done: asyncio.Future[None]
+    what: str = ""
+    total: int = 0
+    completed: float = 0
+
+    @property
+    def event(self) -> dict[str, object]:
+        if not self.total:
+            return {"status": "pulling manifest"}
+        digest = sha256(self.what.encode()).hexdigest()  # by which clients tell one download from another
+        completed = min(self.total, int(self.completed))
+        return {"status": self.what, "digest": f"sha256:{digest}", "total": self.total, "completed": completed}
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[float], None]]:
+        """Take the progress of a step, which downloads count in megabytes."""
+        unit = _MB if what.endswith(", MB") else 1
+        self.what, self.completed, self.total = what.removesuffix(", MB"), 0, max(1, total * unit)
+
+        def advance(amount: float) -> None:
+            self.completed += amount * unit
+
+        yield advance
+
+
+class LibraryEndpoints:
+    """Two pulls of one model are one download, which goes on if its clients leave. seconds: to read an event."""
+
+    def __init__(self, models: Models, *, seconds: float) -> None:
+        self._models, self._seconds = models, seconds
+        self._pulls: dict[str, _Pull] = {}
+
+    async def pull(self, request: Request) -> Response:
+        data = await request.body()
+        value = read_object(data)
+        body = typed_body({"model": value.get("name"), **value}, _PullBody)
+        name = body.model
+        for host in _HOSTS:
+            name = name.removeprefix(host)
+        _check_page(request)
+        if is_path(name) or name.startswith("/") or "\0" in name:
+            raise InputError(f"{name[:80]!r} is a path: give a hub id (owner/name) or a package's name")
+        found = self._pull(name) if self._models.serves_library else await self._served(name)
+        if body.stream is not False:
+            return EventStream(
+                self._events(found), AsyncExitStack(), media_type="application/x-ndjson", seconds=self._seconds
+            )
+        await asyncio.shield(found.done)
+        return JsonResponse({"status": "success"})
+
+    async def delete(self, request: Request) -> Response:
+        name = shown_name(await request.body())
+        _check_page(request)
+        found = await self._models.find(name, exact=True)
+        if not self._models.serves_library or found.adapter or found.mode:
+            raise InputError(f"{name[:80]!r} is not removed: only pulled models of a server of the library are")
+        await self._models.drop(found.pack)
+        await asyncio.to_thread(lambda: remove(removable(found.pack)))
+        self._models.changed()
+        return Response()
+
+    async def _served(self, name: str) -> _Pull:
+        """Return the pull of a model that is here. Raises InputError for others: this server would not serve them."""
+        try:
+            await self._models.find(name, exact=True)
+        except UnknownModel as error:
+            why = "start `edgedecode serve` without a name to pull others"
+            raise InputError(f"{error}: {why}") from None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return _Pull(done)
+
+    def _pull(self, name: str) -> _Pull:
+        if (running := self._pulls.get(name)) is not None:
+            return running
+        if self._models.places.closing or len(self._pulls) >= _MOST_PULLS:
+            raise Busy(f"{len(self._pulls)} models are being pulled: try again later")
+        loop = asyncio.get_running_loop()
+        found = self._pulls[name] = _Pull(loop.create_future())
+        found.done.add_done_callback(lambda done: self._ended(name, done))
+
+        def work() -> None:
+            show_work(found.bar)
+            ask_before_downloads(None)  # this is the request
+            error: Exception | None = None
+            try:
+                pull(name)
+            except EdgeDecodeError as refusal:
+                error = refusal
+            except Exception as failure:  # of the hub's client, the disk, or pip
+                error = ManifestError(f"{name} could not be pulled: {cause(failure)}")
+            loop.call_soon_threadsafe(_end, found.done, error)
+
+        # A daemon: a server that closes does not wait for it, and the next pull goes on where it stopped.
+        threading.Thread(target=copy_context().run, args=(work,), name="pull", daemon=True).start()
+        return found
+
+    def _ended(self, name: str, done: asyncio.Future[None]) -> None:
+        del self._pulls[name]
+        if not done.cancelled():
+            done.exception()  # those that wait for it have it
+        self._models.changed()
+
+    async def _events(self, found: _Pull) -> AsyncIterator[bytes]:
+        last: dict[str, object] = {}
+        while True:
+            if (event := found.event) != last:
+                last = event
+                yield encode(event) + b"\n"
+            if (await asyncio.wait({found.done}, timeout=_TICK))[0]:
+                break
+        error = found.done.exception()
+        if error is None and found.total:
+            yield encode(found.event | {"completed": found.total}) + b"\n"
+        yield encode({"status": "success"} if error is None else {"error": cause(error)}) + b"\n"
+
+
+def _end(done: asyncio.Future[None], error: Exception | None) -> None:
+    if not done.done():
+        done.set_result(None) if error is None else done.set_exception(error)
+
+
+def _check_page(request: Request) -> None:
+    """Raise InputError for another web page without a key: its visitor did not ask for it."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is not None and origin.rpartition("//")[2] != host and "authorization" not in request.headers:
+        raise InputError("pages of other origins change the library only with the server's key")

@@ -1,0 +1,183 @@
+"""`serve`: clients of Ollama pull models into the library, and delete them."""
+
+import json
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apps.serving import CHAT, LONG, Running, asked, wait_for
+from tests.apps.test_serve_several import Several
+from tests.library.conftest import HubServer, home, made
+from tests.library.conftest import server as hub
+
+# isort: split
+from edgedecode import Pair
+from edgedecode.apps.serve.guards import Limits
+from edgedecode.library import named_models, offers
+
+__all__ = ["home", "hub", "made"]
+PULL, DELETE, TAGS = "/api/pull", "/api/delete", "/api/tags"
+
+
+@pytest.fixture
+def server(pair: Pair, home: Path, hub: HubServer, made: Callable[..., bytes]) -> Iterator[Several]:
+    hub.files["owner/tiny"] = {"tiny-Q8_0.gguf": made()}
+    with Several(pair) as server:
+        yield server
+
+
+def names(server: Running) -> list[str]:
+    return [each["name"] for each in json.loads(server.get(TAGS).text)["models"]]
+
+
+def pulled(server: Running, name: str, **more: Any) -> list[dict[str, Any]]:
+    """Return the lines of a pull."""
+    reply = server.send("POST", PULL, {"model": name, **more})
+    assert reply.headers["Content-Type"] == "application/x-ndjson", reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def deleted(server: Running, name: str) -> tuple[int, str]:
+    reply = server.send("DELETE", DELETE, {"model": name})
+    return reply.status, json.loads(reply.text)["error"] if reply.text else ""
+
+
+def test_a_model_is_pulled_used_and_deleted(server: Several, made: Callable[..., bytes], tmp_path: Path) -> None:
+    assert names(server) == ["demo"]
+    events = pulled(server, "hf.co/owner/tiny")
+    assert events[0] == {"status": "pulling manifest"}
+    assert events[-1] == {"status": "success"}
+    steps = [each for each in events if "total" in each]
+    assert steps[-1]["status"] == "downloading owner/tiny:Q8_0"
+    assert steps[-1]["completed"] == steps[-1]["total"] > 0
+    assert len({each["digest"] for each in steps}) == 1
+    assert names(server) == ["owner/tiny:Q8_0", "demo"]
+    assert server.answer({"model": "owner/tiny", "prompt": "Hi", "stream": False}, "/api/generate")["done"]
+    assert server.held == ["owner/tiny:Q8_0"]
+    assert deleted(server, "owner/tiny:Q8_0") == (200, "")  # it is idle, and leaves memory
+    assert (names(server), server.held) == (["demo"], [])
+    assert not list((tmp_path / "cache" / "models").rglob("*.gguf"))
+    assert deleted(server, "owner/tiny")[0] == 404
+
+
+def test_ollamas_client_pulls_and_deletes(server: Several) -> None:
+    ollama = pytest.importorskip("ollama")
+    with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
+        assert client.pull("owner/tiny").status == "success"
+        assert [each.status for each in client.pull("owner/tiny", stream=True)][-1] == "success"
+        assert client.show("owner/tiny").details.quantization_level == "Q8_0"
+        assert client.delete("owner/tiny:Q8_0").status == "success"
+        for wrong in ("owner/missing", "nonsense name", "../etc", "/etc/passwd"):
+            with pytest.raises(ollama.ResponseError):
+                [*client.pull(wrong, stream=True)]
+            with pytest.raises(ollama.ResponseError):
+                client.delete(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("owner/missing", "could not be found on the hub (404"),
+        ("nonsense name", "names nothing to download"),
+        ("llama3.2:1b", "names nothing to download"),
+    ],
+)
+def test_nonsense_is_refused_in_a_line(server: Several, name: str, said: str) -> None:
+    (*_, last) = pulled(server, name)
+    assert said in last["error"]
+    status, reply = server.post({"model": name, "stream": False}, PULL)
+    assert (status, said in reply["error"]) == (400, True), reply
+    assert names(server) == ["demo"]
+
+
+def test_bodies_that_are_wrong(server: Several) -> None:
+    for given in ({}, {"model": ""}, {"model": 7}, {"model": "x" * 301}, b"{", {"model": "./a.gguf"}, {"name": "/a"}):
+        status, reply = server.post(given, PULL)
+        assert (status, {*reply}) == (400, {"error"}), given
+    assert deleted(server, "")[0] == 400
+
+
+def test_two_pulls_of_one_model_are_one_download(
+    server: Several, hub: HubServer, made: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulls: list[str] = []
+    real = named_models.pull
+
+    def counted(word: str) -> Any:
+        pulls.append(word)
+        wait_for(lambda: len(waiting) == 2)
+        return real(word)
+
+    waiting: list[int] = []
+    monkeypatch.setattr("edgedecode.apps.serve.ollama.library.pull", counted)
+
+    def ask(number: int) -> list[dict[str, Any]]:
+        waiting.append(number)
+        return pulled(server, "owner/tiny")
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(ask, range(2))
+    assert first[-1] == second[-1] == {"status": "success"}
+    assert len(pulls) <= 2  # the second may come once the first has ended
+    assert names(server) == ["owner/tiny:Q8_0", "demo"]
+
+
+def test_a_full_disk_is_told(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(10**6))
+    (*_, last) = pulled(server, "owner/tiny")
+    assert "has 1 MB left: make room" in last["error"]
+
+
+def test_a_download_that_breaks_off_is_pulled_again(server: Several, hub: HubServer) -> None:
+    hub.ends_after = 1000
+    assert "owner/tiny:Q8_0 could not be downloaded" in pulled(server, "owner/tiny")[-1]["error"]
+    assert names(server) == ["demo"]
+    hub.ends_after, hub.range_status = None, 206
+    assert pulled(server, "owner/tiny")[-1] == {"status": "success"}
+
+
+def test_a_busy_model_is_not_deleted(server: Several, made: Callable[..., bytes]) -> None:
+    pulled(server, "owner/tiny")
+    with server.client.chat.completions.create(
+        **asked(model="owner/tiny", response_format=LONG, stream=True)
+    ) as stream:
+        next(iter(stream))
+        status, said = deleted(server, "owner/tiny")
+        assert (status, "answers a request" in said) == (503, True)
+        assert next(iter(stream))
+    wait_for(lambda: not server.models.places.running)
+    wait_for(lambda: deleted(server, "owner/tiny")[0] == 200)
+
+
+def test_what_was_not_pulled_stays(server: Several, home: Path, made: Callable[..., bytes]) -> None:
+    other = home / ".lmstudio" / "models" / "owner" / "theirs" / "theirs-Q8_0.gguf"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(made())
+    server.shelf.changed()
+    assert deleted(server, "owner/theirs") == (
+        400,
+        f"owner/theirs:Q8_0 (LM Studio, {other}) was not pulled, and is left as it is: remove it where it came from",
+    )
+    assert "bundled" in deleted(server, "demo")[1]
+    assert other.is_file()
+    assert "not removed" in deleted(server, "demo@plain")[1] or deleted(server, "demo@plain")[0] in (400, 404)
+
+
+def test_a_server_of_one_model_pulls_no_other(pair: Pair) -> None:
+    with Running(pair) as server:
+        assert pulled(server, "demo") == [{"status": "pulling manifest"}, {"status": "success"}]
+        status, reply = server.post({"model": "owner/tiny"}, PULL)
+        assert (status, "start `edgedecode serve` without a name" in reply["error"]) == (400, True)
+        assert deleted(server, "demo")[0] == 400
+
+
+def test_other_pages_change_nothing_without_a_key(pair: Pair, home: Path) -> None:
+    with Several(pair, limits=Limits(origins=("*",))) as server:
+        for method, path in (("POST", PULL), ("DELETE", DELETE)):
+            reply = server.send(method, path, {"model": "demo"}, Origin="https://example.org")
+            assert (reply.status, "only with the server's key" in reply.text) == (400, True)
+        assert server.send("POST", CHAT, asked(model="demo", max_tokens=2), Origin="https://example.org").status == 200
