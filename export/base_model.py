@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, cause
-from edgedecode.library.named_models import named
+from edgedecode.library.stored import named
 from edgedecode.library.stores import stored_models
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue

@@ -31,6 +31,6 @@ def pull_model(conversation: Conversation, name: str) -> None:
 
 def model_names(conversation: Conversation) -> Mapping[str, str]:
     """Return the names of the models on this machine, and where they lie."""
-    from edgedecode.library.named_models import stored_models
+    from edgedecode.library.stores import stored_models
 
     return {each.name: f"{each.store}, {format_nbytes(each.nbytes, 0)}" for each in stored_models() if not each.problem}

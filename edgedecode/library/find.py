@@ -75,10 +75,16 @@ def names_pack(word: str) -> bool:
             return True
     if not _WORD.fullmatch(word):
         return False
-    from .named_models import named, near_names, stored_models  # late: stores are searched
+    from .stored import named  # late: stores are searched
+    from .stores import stored_models
 
     models = stored_models()
-    return bool(named(word, models) or (re.search(r"[:\d]", word) and near_names(word, models)))
+    here = bool(named(word, models))
+    if here or not re.search(r"[:\d]", word):
+        return here
+    from .named_models import near_names
+
+    return bool(near_names(word, models))
 
 
 def could_be_pack(word: str) -> bool:
@@ -90,7 +96,8 @@ def could_be_pack(word: str) -> bool:
             return True
     if not _WORD.fullmatch(word):
         return False
-    from .named_models import near_names, stored_models
+    from .named_models import near_names
+    from .stores import stored_models
 
     return bool(near_names(word, stored_models()))
 

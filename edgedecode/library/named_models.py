@@ -11,23 +11,11 @@ from edgedecode.errors import ManifestError
 from edgedecode.user_notices import notice
 
 from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path
-from .stored import StoredModel, advice_on_head
+from .stored import StoredModel, advice_on_head, named
 from .stores import stored_models
 
 if TYPE_CHECKING:
     from .offers import Offer
-
-__all__ = [
-    "completed",
-    "head_named",
-    "model_named",
-    "named",
-    "near_names",
-    "offer_of",
-    "one_of",
-    "pull",
-    "stored_models",
-]
 
 
 def model_named(name: str | Path) -> tuple[Path, str]:
@@ -96,16 +84,6 @@ def head_named(word: str) -> Path | None:
     """Return the folder or file that may be a drafting head of this name; None: no model, or several, have the name."""
     found = named(word, stored_models())
     return found[0].path if len(found) == 1 else None
-
-
-def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
-    """Return the models that a word names; case does not count. Copies of a file in several stores count once."""
-    plain = word.casefold()
-    alike = [model for model in models if plain in map(str.casefold, model.names)]
-    exact = [model for model in alike if model.name.casefold() == plain] or alike
-    if len(exact) < 2:
-        return exact
-    return list({model.content: model for model in reversed(exact)}.values())[::-1]
 
 
 def completed(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:

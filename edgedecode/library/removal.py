@@ -5,10 +5,10 @@ import shutil
 from edgedecode.cache import area
 from edgedecode.errors import InputError
 
-from .named_models import named, near_names, one_of
+from .named_models import near_names, one_of
 from .names import BUNDLED, expanded
 from .prepared import is_in_use, remove_prepared
-from .stored import Store, StoredModel
+from .stored import Store, StoredModel, named
 from .stores import stored_models
 
 

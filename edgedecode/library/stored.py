@@ -67,6 +67,16 @@ class StoredModel:
         return f"{self.name} ({self.store}, {self.path})"
 
 
+def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
+    """Return the models that a word names; case does not count. Copies of a file in several stores count once."""
+    plain = word.casefold()
+    alike = [model for model in models if plain in map(str.casefold, model.names)]
+    exact = [model for model in alike if model.name.casefold() == plain] or alike
+    if len(exact) < 2:
+        return exact
+    return list({model.content: model for model in reversed(exact)}.values())[::-1]
+
+
 def advice_on_head(name: str) -> str:
     """Return what to do with a drafting head that was named as a model."""
     return f"a drafting head, which no command runs alone: `edgedecode head add PACK {name}`, once it is pulled"

@@ -1,38 +1,28 @@
 """A conversation with a pair: messages in, streamed text out, one answer at a time.
 
-An answer is `stream`, `_prepare`, `_chunks` and `_decoded`; the decode loop below them is decoding/loop.py.
+An answer is `stream`, `_prepare`, and `_chunks` and `_decoded` in session_decoding.py; below them is decoding/loop.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
-from weakref import finalize
 
-from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.stats import FinishReason, Stats
-from edgedecode.decoding.verify import Outcome, Rule
-from edgedecode.drafters.source import DraftSetting
+from edgedecode.decoding.stats import Stats
 from edgedecode.errors import CapabilityError
 from edgedecode.fair_lock import when_free
-from edgedecode.memory.process_memory import peak_nbytes, release_pages
-from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
-from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
+from edgedecode.options import SessionOptions, answer_limit
+from edgedecode.sampling.sampler import answer_seed
 from edgedecode.sessions.answer import Answer, Running, Samples
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
-from edgedecode.sessions.drafter_choice import check_options, check_samples, most_rows
-from edgedecode.sessions.memory_plan import sampling_holder
+from edgedecode.sessions.chunks import Chunk, Completion, Reply, completion_of
+from edgedecode.sessions.drafter_choice import check_samples
 from edgedecode.sessions.resources import Resources
-from edgedecode.sessions.session_drafting import SessionDrafting
-from edgedecode.sessions.turns import Turns
+from edgedecode.sessions.session_decoding import SessionDecoding
 from edgedecode.text.messages import Message
-from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
-    from edgedecode.decoding.constraint import Constraint
     from edgedecode.sampling.log_probabilities import TokenLogprob
 
 
@@ -47,39 +37,12 @@ class Session:
     """
 
     def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
-        self._shared, self.options, card = shared, options, shared.target.card
-        sampling = options.sampling or sampling_defaults(shared.manifest.generation)
-        self.sampling = sampling.for_vocabulary(card.vocabulary_size, shared.tokenizer.ids_containing)
-        check_options(options, choice := shared.choice(options), card=card)
-        if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
-            shared.drafter_source(options.drafter)
+        self._shared, self.options = shared, options
         self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
-        self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
-        self._ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
         self._running = Running(shared.turn)
         self._ahead: Answer | None = None  # the last `prepare`
-        self._grammar = shared.constraint(options.grammar)
-        self._row_draw, self._rows = shared.row_draw(), most_rows(options, choice)
-        with ExitStack() as undo:
-            self._scratch = shared.budget.reserve(*sampling_holder(card.vocabulary_size, self._row_draw))
-            undo.callback(self._scratch.release)
-            self._turns = Turns(shared, options, messages=messages, rows=self._rows, tree=choice.branches and card.tree)
-            undo.callback(self._turns.close)
-            setting = DraftSetting(
-                budget=shared.budget,
-                sampling=self.sampling,
-                vocabulary_size=card.vocabulary_size,
-                capacity=self.context,
-                ends=self._ends,
-                sampled=options.details.rule is Rule.RATIO,
-                noise=self._noise,
-                row_draw=self._row_draw,
-                target_state=self._turns.state,
-            )
-            self._drafts = SessionDrafting(shared, options, setting, noise=self._draft_noise)
-            undo.pop_all()
-        shared.draftings.add(self._drafts)
-        finalize(self, self._scratch.release)  # for a session that is garbage-collected without being closed
+        self._decoding = SessionDecoding(shared, options, messages=messages, seed=self.seed)
+        self._turns, self._drafts, self.sampling = self._decoding.turns, self._decoding.drafts, self._decoding.sampling
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -206,7 +169,8 @@ class Session:
             first = self._next_seed()
             samples = new_samples(shared, self.options, seeds or range(first, first + len(every)), stop=stop, top=top)
             self.stats = samples[0].stats
-            chunks = sampled(shared, turns, every, samples, self._setting, limit=limit, rows=self._rows)
+            setting, rows = self._decoding.setting, self._decoding.rows
+            chunks = sampled(shared, turns, every, samples, setting, limit=limit, rows=rows)
             return self._running.samples(chunks, [each.stats for each in samples])
 
         return self._running.own.run(prepare)
@@ -220,8 +184,8 @@ class Session:
 
         def prepare() -> Answer:
             self._running.end()
-            target, draw = self._shared.target, self._row_draw
-            scores = self._turns.scores(prompt, target, draw, top=top_logprobs, rows=self._rows)
+            draw, rows = self._decoding.row_draw, self._decoding.rows
+            scores = self._turns.scores(prompt, self._shared.target, draw, top=top_logprobs, rows=rows)
             return self._running.run(scores, Stats())
 
         scoring = self._running.own.run(prepare)
@@ -308,92 +272,18 @@ class Session:
         reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
         self._running.end()
         turn = self._turns.open(prompt, limit=limit)
-        self._begin_noise(self._next_seed())
-        if self._grammar is not None:
-            self._grammar.begin()
-        self.stats = Stats(seed=self.seed)
-        return self._running.run(self._chunks(turn, reply, limit=limit), self.stats)
+        self.stats = Stats(seed=self._next_seed())
+        chunks = self._decoding.begin(turn, reply, self.stats, seed=self.seed, limit=limit)
+        return self._running.run(chunks, self.stats)
 
     def _next_seed(self) -> int:
         self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed
         self._answers += 1
         return self.seed
 
-    def _chunks(self, turn: Turn, reply: Reply, *, limit: int) -> Generator[Chunk | None]:
-        """Yield an answer's chunks, and None where other threads may use the models.
-
-        If the context becomes full, the answer goes on without the oldest turns.
-        """
-        turns, restarts = self._turns, 0
-        with turns.answering(turn, reply, ends=self._ends):
-            while True:
-                self.stats.dropped_turns += turn.dropped
-                yield from turns.dropped(turn)
-                ended = yield from self._decoded(reply, limit=limit - len(turn.reply))
-                if ended or (shorter := turns.shorter(turn, limit=limit)) is None:
-                    break
-                turn, restarts = shorter, restarts + 1
-                self.stats.reread_tokens += turns.begin(turn, lambda: reply.text)
-                self._begin_noise(answer_seed(self.seed, -restarts))  # at these positions the seed's noise was used
-            rest = reply.rest()
-            self._note_memory()
-        stopped = ended or bool(reply.matched)
-        self.stats.stop_string, self.stats.context_full = reply.matched, not stopped and turns.full
-        yield Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
-
-    def _decoded(self, reply: Reply, *, limit: int) -> Generator[Chunk | None, None, bool]:
-        """Decode after the conversation's tokens; return whether the reply ended by itself, not at a limit."""
-        shared, turns, stats = self._shared, self._turns, self.stats
-        tokens = turns.transcript.tokens
-        shared.mind_memory()
-        with self._drafts.answering(stats, turns.reading.span.use, turns.reading.prompt) as drafting:
-            self._note_memory()
-            setting = replace(
-                self._setting(self._noise, self._grammar), drafting=drafting, switching=self._drafts.switching
-            )
-            target, state = shared.target, turns.state
-            for verdict in decode(target, state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):
-                if verdict is None:
-                    yield None
-                    continue
-                yield from reply.said(verdict, tokens, stats)
-                shared.mind_memory()
-                if reply.matched or verdict.outcome is Outcome.ENDED:
-                    return True
-        return False
-
-    def _setting(self, noise: Noise, constraint: Constraint | None) -> DecodeSetting:
-        """Return the parts of an answer that decodes without drafts."""
-        span, size = self._turns.reading.span, self._shared.target.card.vocabulary_size
-        return DecodeSetting(
-            adapter=span.use,
-            adapter_from=span.start,
-            sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
-            noise=noise,
-            rule=self.options.details.rule,
-            ends=self._ends,
-            clock=self._shared.clock,
-            constraint=constraint,
-        )
-
-    def _begin_noise(self, seed: int) -> None:
-        for noise in (self._noise, self._draft_noise):
-            noise.begin(seed)
-
-    def _note_memory(self) -> None:
-        self.stats.planned_nbytes, self.stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
-
     def _end(self) -> None:
         """End a running answer and release everything, as part of `close`, even if some of it raises."""
         with ExitStack() as closing:
-            closing.callback(self._shared.turn.run, self._release)
+            closing.callback(self._shared.turn.run, self._decoding.close)
             if (answer := self._running.answer) is not None:
                 answer.end()
-
-    def _release(self) -> None:
-        with ExitStack() as closing:
-            # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
-            for close in (release_pages, self._scratch.release, self._turns.close):
-                closing.callback(close)
-            self._grammar = None  # its memory is leased for as long as it exists
-            self._drafts.close()
