@@ -19,6 +19,7 @@ _OTHERS = "added by other packages"
 RARE = frozenset(
     (
         *("--prompt", "--model", "--raw", "--ignore-eos", "--color", "--debug", "--no-history"),
+        *("--samples", "--choose", "--answer-pattern"),
         *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
         *("--verify", "--draft-max", "--rule", "--reproducible", "--adapter", "--template-arg"),
         *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold"),

@@ -47,7 +47,13 @@ def test_entry_points_installed_are_the_declared_ones(project: dict[str, Any]) -
 
 
 def test_entry_points_resolve() -> None:
-    for group in ("edgedecode.commands", "edgedecode.drafters", "edgedecode.runtimes", "console_scripts"):
+    for group in (
+        "edgedecode.commands",
+        "edgedecode.drafters",
+        "edgedecode.named_drafters",
+        "edgedecode.runtimes",
+        "console_scripts",
+    ):
         ours = [entry for entry in entry_points(group=group) if entry.value.startswith("edgedecode.")]
         assert all(entry.load() is not None for entry in ours), group
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the command line imports this module first and must start f
 
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
+NAMED_DRAFTERS = "edgedecode.named_drafters"
+"""Drafters that are only used where an option names them, and are loaded then."""
 LOOKUPS = "edgedecode.lookups"
 """Drafters that are plain functions (`drafters/lookup.py`)."""
 COMMANDS = "edgedecode.commands"
@@ -31,7 +33,7 @@ PROVIDERS = "edgedecode.providers"
 def every_entry_point() -> Sequence[EntryPoint]:
     """Return the entry points of all our groups. Cached, because each query scans the metadata of all packages."""
     found = entry_points()
-    groups = (RUNTIMES, PROVIDERS, DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
+    groups = (RUNTIMES, PROVIDERS, DRAFTERS, NAMED_DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
     return [entry for group in groups for entry in found.select(group=group)]
 
 
@@ -71,7 +73,7 @@ def find_drafter(name: str) -> DrafterSource:
     """Create the drafter source of this name. Raises InputError (unknown name) or CapabilityError (load fails)."""
     from edgedecode.drafters.source import DrafterSource
 
-    entry = _find((LOOKUPS, DRAFTERS), name, noun="drafter")
+    entry = _find((LOOKUPS, NAMED_DRAFTERS, DRAFTERS), name, noun="drafter")
     try:
         found = entry.load()
         source = _lookup_source(name, found) if entry.group == LOOKUPS else found()
@@ -90,18 +92,25 @@ def _lookup_source(name: str, function: Lookup) -> DrafterSource:
 
 def drafter_names() -> list[str]:
     """Return the names of the installed drafters."""
-    return sorted({*installed(DRAFTERS), *installed(LOOKUPS)})
+    return sorted({*_usual_drafters(), *installed(NAMED_DRAFTERS)})
 
 
 def drafter_sources() -> dict[str, DrafterSource]:
-    """Create the sources of all drafters by name, sorted; notify the user of those that cannot be loaded."""
+    """Create the drafters' sources by name, sorted, without `NAMED_DRAFTERS`.
+
+    Notify the user of those that cannot be loaded.
+    """
     found: dict[str, DrafterSource] = {}
-    for name in drafter_names():
+    for name in sorted(_usual_drafters()):
         try:
             found[name] = find_drafter(name)
         except CapabilityError as error:
             notice(f"{error.reason}; answers do without it")
     return found
+
+
+def _usual_drafters() -> set[str]:
+    return {*installed(DRAFTERS), *installed(LOOKUPS)}
 
 
 def _find(groups: Sequence[str], name: str, *, noun: str) -> EntryPoint:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import distributions_nbytes
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
@@ -138,7 +139,10 @@ class PackFootprint:
         from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice
 
         card = self.card
-        facts = DraftingFacts(card, self.preferred, self._sources)
+        sources = dict(self._sources)
+        if options.drafter not in (None, NO_DRAFTER):
+            sources[options.drafter] = self._source(options.drafter)
+        facts = DraftingFacts(card, self.preferred, sources)
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(

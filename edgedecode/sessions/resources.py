@@ -95,6 +95,8 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
+        if options.drafter not in (None, NO_DRAFTER):  # which may be loaded only now
+            self.drafter_source(options.drafter)
         facts = DraftingFacts(self.target.card, self.preferred, self.sources)
         return choose_drafters(options, facts)
 

@@ -14,7 +14,7 @@ from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.drafters.lookup import LookupSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.engines import registry
-from edgedecode.engines.registry import DRAFTERS, LOOKUPS, find_drafter
+from edgedecode.engines.registry import DRAFTERS, LOOKUPS, NAMED_DRAFTERS, drafter_names, find_drafter
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
@@ -116,6 +116,21 @@ def test_a_class_of_another_package_is_scheduled_and_learns(monkeypatch: pytest.
     named, proposed = answer(drafter="counting", draft_max=4)
     assert proposed["counting"] > 0
     assert tokens == named == answer(drafter="none")[0]
+
+
+def test_a_drafter_used_by_name_only_is_imported_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source would be scheduled, and branches, which nobody may learn before it is named."""
+    register(monkeypatch, "counting", f"{__name__}:BranchingSource", NAMED_DRAFTERS)
+    assert "counting" in drafter_names()
+    with toy_pair() as pair:
+        assert "counting" not in pair.shared.sources
+        assert "counting" not in pair.drafter_names(SessionOptions())
+        with (
+            pytest.raises(InputError, match="--drafter counting needs a fixed size"),
+            pair.session(session_options(drafter="counting")),
+        ):
+            pass
+        assert "counting" in pair.shared.sources
 
 
 @pytest.mark.parametrize("source", [CountingSource, ShySource, LonelySource, BranchingSource])
