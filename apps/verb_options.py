@@ -11,7 +11,6 @@ from edgedecode import (
     Message,
     Pair,
     Rule,
-    SamplingOptions,
     SessionDetails,
     SessionOptions,
     SwitchOptions,
@@ -20,8 +19,6 @@ from edgedecode import (
 )
 from edgedecode.commands import (
     add_pack,
-    answer_seed,
-    biased_token,
     count,
     positive_count,
     real_number,
@@ -34,14 +31,14 @@ from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
 from edgedecode.memory.budget import SharedBudget
 from edgedecode.open_pack import KV_TYPES, LoadOptions
-from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
+from edgedecode.options import DEFAULT_QUALITY
 from edgedecode.pack.manifest import Generation, Manifest
-from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import EFFORTS
 from edgedecode.text.printable import checked_text, file_text
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
+from .sampling_options import add_sampling_options, sampling_of
 from .terminal import show_notices
 
 if TYPE_CHECKING:
@@ -159,7 +156,7 @@ def add_session_options(parser: ArgumentParser) -> None:
         help="LoRA adapter of the pack to answer with, and the scale of its change (default: 1)",
     )
     _add_switching_options(parser)
-    _add_sampling_options(parser)
+    add_sampling_options(parser)
 
 
 def add_rule(group: _ArgumentGroup, help: str) -> None:
@@ -219,38 +216,6 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
     return None
-
-
-def _add_sampling_options(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling (defaults: the pack's)")
-    for option in sampling_table():
-        flag, metavar = option.flag.split()
-        kind = count if option.whole else real_number
-        group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
-    group.add_argument(
-        "--logit-bias",
-        action="append",
-        type=biased_token,
-        metavar="ID=X",
-        help="add X to the logit of a token id, -100 (never) to 100; may be repeated",
-    )
-    group.add_argument(
-        "--dry-sequence-breaker",
-        action="append",
-        metavar="TEXT",
-        help='DRY ends at tokens that contain TEXT (default: newline : " *); none: nowhere; may be repeated',
-    )
-    group.add_argument("--seed", type=answer_seed, metavar="N", help="seed of the first answer (default: random)")
-
-
-def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
-    """Return the pack's options with the given ones in their place. Raises InputError for a value out of range."""
-    given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
-    given["logit_bias"] = arguments.logit_bias and dict(arguments.logit_bias)
-    if breakers := arguments.dry_sequence_breaker:
-        given["dry_sequence_breakers"] = tuple(each for each in breakers if each != "none")
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return replace(sampling_defaults(generation), **chosen)
 
 
 def open_pair(arguments: Namespace, *, swaps: bool = False) -> Pair:
@@ -315,7 +280,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         if idle := idle_switch(pair.tokenizer.chat_template.source, arguments.think):
             notice(idle)
     return SessionOptions(
-        sampling=_sampling(arguments, pair.manifest.generation),
+        sampling=sampling_of(arguments, pair.manifest.generation),
         adapter=adapter,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
@@ -363,7 +328,7 @@ def system_messages(text: str | None) -> list[Message]:
 def check_early(arguments: Namespace) -> None:
     """Raise InputError for values of options that no pack takes."""
     if hasattr(arguments, "rule"):  # the verb has all session options
-        _sampling(arguments, Generation(end_token_ids=()))
+        sampling_of(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)
         _switch_options(arguments)
         _grammar(arguments)
