@@ -25,6 +25,7 @@ RARE = frozenset(
         *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold"),
         *("--top-k", "--min-p", "--top-n-sigma", "--repeat-penalty", "--frequency-penalty"),
         *("--typical-p", "--xtc-probability", "--xtc-threshold", "--dry-multiplier", "--dry-base"),
+        *("--mirostat", "--mirostat-ent", "--mirostat-lr"),
         *("--dry-allowed-length", "--dry-penalty-last-n", "--dry-sequence-breaker"),
         *("--presence-penalty", "--repeat-last-n", "--logit-bias", "--allow-host", "--allow-origin", "--strict-model"),
         *("--parallel", "--queue", "--noise-positions", "--dry-run", "--no-cache", "--head-bits"),

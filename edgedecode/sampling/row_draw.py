@@ -17,6 +17,7 @@ from edgedecode.arrays import FloatArray, IntArray
 from .counter_rng import first_arrivals, first_uniform
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, total_mass, unnormalised
 from .penalties import Marked
+from .truncations import unsurprising
 
 if TYPE_CHECKING:
     from .weights import SamplingOptions
@@ -140,10 +141,13 @@ class NumpyRowDraw:
         return place if candidates is None else int(candidates[place])
 
 
-def weighted(logits: FloatArray, options: SamplingOptions, *, coin: float) -> tuple[IntArray | None, FloatArray]:
+def weighted(
+    logits: FloatArray, options: SamplingOptions, *, coin: float, bits: float | None = None
+) -> tuple[IntArray | None, FloatArray]:
     """Return the indices to sample from, ascending (None: all), and their weights, float32, positive, not normalised.
 
-    coin: options with a chance apply if it is above this number, from 0 (all of them) to 1 (none).
+    coin: options with a chance apply if it is above this number, from 0 (all of them) to 1 (none). bits: the limit of
+    surprise; None: none.
     Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or if the largest
     logit is infinite.
     """
@@ -157,6 +161,8 @@ def weighted(logits: FloatArray, options: SamplingOptions, *, coin: float) -> tu
     weights = unnormalised(logits, top, exponent_scale(options.temperature))
     for keeps, value in options.truncations(coin):
         indices, weights = _selected(keeps(weights, value), indices, weights)
+    if bits is not None:
+        indices, weights = _selected(unsurprising(weights, bits), indices, weights)
     return (indices, weights) if weights.all() else _selected(weights > 0, indices, weights)
 
 

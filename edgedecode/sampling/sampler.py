@@ -1,7 +1,7 @@
 """Sampling from one row of logits, and the noise for it. Rows are processed only when verification reaches them.
 
 Options apply in the order of `SamplingOptions`, as in transformers: penalties over context and path, temperature,
-top-k, top-p, min-p, typical p, XTC.
+top-k, top-p, min-p, typical p, XTC, Mirostat.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw, weighted
 from .weights import SamplingOptions
 
-if TYPE_CHECKING:  # few answers are asked for either
+if TYPE_CHECKING:  # few answers are asked for any of them
     from .dry import Repetitions
     from .log_probabilities import TokenLogprob
+    from .mirostat import SurpriseLimit
 
 _NOISE_BLOCK = 256
 """Uniforms that are generated at once."""
@@ -107,7 +108,7 @@ class Sampler:
     row_draw: the helper that samples a token from a row; None: numpy.
     """
 
-    __slots__ = ("_counter", "_dry", "_penalises", "_row_draw", "_unpenalised", "options", "vocabulary_size")
+    __slots__ = ("_counter", "_dry", "_limit", "_penalises", "_row_draw", "_unpenalised", "options", "vocabulary_size")
 
     def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
@@ -125,6 +126,11 @@ class Sampler:
             penalty = RepetitionPenalty(multiplier, base, allowed, last, breakers)
             self._dry = Repetitions(vocabulary_size, penalty)
         self._unpenalised = options.unpenalised()
+        self._limit: SurpriseLimit | None = None
+        if options.mirostat and not options.greedy:
+            from .mirostat import SurpriseLimit  # late: most answers are without it
+
+            self._limit = SurpriseLimit(options.mirostat_tau, options.mirostat_eta)
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         """Start a sequence with `tokens`, the last `generated` of them an answer's, forgetting the previous one."""
@@ -135,6 +141,8 @@ class Sampler:
             self._counter.add(tokens[start:], generated=True)
         if self._dry is not None:
             self._dry.begin(tokens)
+        if self._limit is not None:
+            self._limit.begin()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""
@@ -142,6 +150,8 @@ class Sampler:
             self._counter.add(tokens, generated=True)
         if self._dry is not None:
             self._dry.add(tokens)
+        if self._limit is not None:
+            self._limit.extend(tokens)
 
     @property
     def takes_largest(self) -> bool:
@@ -154,6 +164,9 @@ class Sampler:
         ids: int64, ascending, the id of each of the row's elements; None: its index.
         Raises the errors of `probs`.
         """
+        if self._limit is not None:
+            probs = self.probs(row, path, key=key, ids=ids)
+            return int(probs.ids[first_arrivals(key, probs.ids, probs.p)[0]])
         logits = row[: self.vocabulary_size if ids is None else len(ids)]
         if self._dry is not None:
             changed = self._penalised(logits, path, ids=ids)
@@ -171,26 +184,38 @@ class Sampler:
         leading = self.top(row, top) if top else np.empty(0, np.int64)
         return token_logprob(row[: self.vocabulary_size], token, leading)
 
-    def probs(self, row: FloatArray, path: Sequence[int] = (), *, key: int | None = None) -> Probs:
+    def probs(
+        self, row: FloatArray, path: Sequence[int] = (), *, key: int | None = None, ids: IntArray | None = None
+    ) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
 
         key: of the position's noise, which decides what is left to chance (XTC); None: the mean over both outcomes.
+        ids: as in `draw`, and then those of the result.
         Ids from the tokenizer's size on are padding with probability 0. Raises CapabilityError for logits that are not
         numbers.
         """
-        logits = self._penalised(row[: self.vocabulary_size], path)
+        logits = self._penalised(row[: self.vocabulary_size if ids is None else len(ids)], path, ids=ids)
         if self.options.greedy:
-            return Probs.point(largest(logits))
+            best = largest(logits)
+            return Probs.point(best if ids is None else int(ids[best]))
+        bits = None if self._limit is None else self._limit.after(path)
         chance = self.options.xtc_probability
         if key is not None or not chance:
-            return self._kept(logits, coin=1.0 if key is None else first_uniform(key))
-        mean, kept, rest = np.zeros(len(logits)), self._kept(logits, coin=1.0), self._kept(logits, coin=0.0)
-        mean[kept.ids] = (1 - chance) * kept.p
-        mean[rest.ids] += chance * rest.p
-        return Probs.dense(mean)
+            found = self._kept(logits, coin=1.0 if key is None else first_uniform(key), bits=bits)
+        else:
+            kept, rest = (self._kept(logits, coin=coin, bits=bits) for coin in (1.0, 0.0))
+            mean = np.zeros(len(logits))
+            mean[kept.ids] = (1 - chance) * kept.p
+            mean[rest.ids] += chance * rest.p
+            found = Probs.dense(mean)
+        if ids is not None:
+            found = Probs(ids[found.ids], found.p)
+        if self._limit is not None:
+            self._limit.show(path, found)
+        return found
 
-    def _kept(self, logits: FloatArray, *, coin: float) -> Probs:
-        ids, weights = weighted(logits, self.options, coin=coin)
+    def _kept(self, logits: FloatArray, *, coin: float, bits: float | None) -> Probs:
+        ids, weights = weighted(logits, self.options, coin=coin, bits=bits)
         p = weights.astype(np.float64)
         p /= p.sum()
         return Probs(np.arange(len(p)) if ids is None else ids, p)

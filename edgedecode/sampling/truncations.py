@@ -75,6 +75,12 @@ def without_best(weights: FloatArray, threshold: float) -> npt.NDArray[np.bool_]
     return weights <= np.float32(weights[top_choices].min(initial=np.inf))
 
 
+def unsurprising(weights: FloatArray, bits: float) -> npt.NDArray[np.bool_]:
+    """Keep the tokens whose surprise, -log2 of their share, is at most `bits`; if there are none, the likeliest."""
+    least = np.float64(2.0 ** min(0.0, -bits)) * total_mass(weights)
+    return weights * MASS_UNIT >= min(least, np.float64(weights.max() * MASS_UNIT))
+
+
 def _nucleus_floor(weights: FloatArray, top_p: float) -> np.float32:
     """Return the smallest weight in the nucleus, the smallest set of likeliest indices whose share reaches `top_p`."""
     total = total_mass(weights)

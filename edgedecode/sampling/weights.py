@@ -70,7 +70,7 @@ class SamplingOptions:
     """How to sample a token. temperature 0 is greedy: the arg-max of the penalised row.
 
     The order of processing is logit_bias, the penalties in the order of the fields, DRY, top-k and top-nσ, temperature,
-    then the options with `keeps` in the order of the fields. Raises InputError for values out of range.
+    then the options with `keeps` in the order of the fields, and Mirostat. Raises InputError for values out of range.
     """
 
     temperature: Annotated[
@@ -199,6 +199,36 @@ class SamplingOptions:
             gguf="xtc_threshold",
         ),
     ] = 0.1
+    mirostat: Annotated[
+        int,
+        SamplingOption(
+            (2, 2),
+            allowed="0 (off) or 2",
+            flag="--mirostat N",
+            help="2: drop tokens above a limit of surprise that follows the text; 0: off",
+            gguf="mirostat",
+        ),
+    ] = 0
+    mirostat_tau: Annotated[
+        float,
+        SamplingOption(
+            (_ABOVE_0, 100.0),
+            allowed="above 0, up to 100",
+            flag="--mirostat-ent T",
+            help="Mirostat's mean surprise in bits (default: 5)",
+            gguf="mirostat_tau",
+        ),
+    ] = 5.0
+    mirostat_eta: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 10.0),
+            allowed="0 to 10",
+            flag="--mirostat-lr E",
+            help="how fast Mirostat's limit follows (default: 0.1)",
+            gguf="mirostat_eta",
+        ),
+    ] = 0.1
     dry_multiplier: Annotated[
         float,
         SamplingOption(
@@ -317,7 +347,7 @@ class SamplingOptions:
     def ranking(self, count: int) -> SamplingOptions:
         """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
         off = {name: option.off for name, option in self.active.items() if option.keeps or option.least}
-        changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count}
+        changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count, "mirostat": 0}
         return replace(self, **changes)
 
 

@@ -99,9 +99,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every answer fail after its second piece."""
     pieces = running_module.Running.pieces
 
-    async def some(self: running_module.Running) -> AsyncIterator[Piece]:
+    async def some(self: running_module.Running, place: int = 0) -> AsyncIterator[Piece]:
         number = 0
-        async for piece in pieces(self):
+        async for piece in pieces(self, place):
             yield piece
             number += 1
             if number == 2:
@@ -151,6 +151,7 @@ FIELDS: list[dict[str, Any]] = [
     {"repetition_penalty": 3.0, "repeat_last_n": 24},
     {"typical_p": 0.4},
     {"xtc_probability": 0.6, "xtc_threshold": 0.05},
+    {"mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.2},
     {
         "dry_multiplier": 50,
         "dry_base": 2,

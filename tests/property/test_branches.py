@@ -13,6 +13,7 @@ from edgedecode.testing import TableModel
 from tests.toys import ascii_pair, session_options
 
 GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1)
+SURPRISE = SamplingOptions(temperature=1.2, mirostat=2, mirostat_tau=1.5, mirostat_eta=0.3)
 COLD = SamplingOptions(temperature=0.3)
 
 
@@ -40,7 +41,7 @@ def together(
         return [*map(shown, session.samples(prompt, count, max_tokens=most, stop=stop).completions())]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, COLD, WARM], ids=["greedy", "cold", "warm"])
+@pytest.mark.parametrize("sampling", [GREEDY, COLD, WARM, SURPRISE], ids=["greedy", "cold", "warm", "mirostat"])
 @pytest.mark.parametrize("count", [1, 2, 8, 21])
 def test_each_answer_is_that_of_its_seed_alone(pair: Pair, count: int, sampling: SamplingOptions) -> None:
     reasons = set()

@@ -41,6 +41,41 @@ def dense(made: Sampler, row: np.ndarray, path: list[int]) -> np.ndarray:
     return found
 
 
+def surprising(row: np.ndarray, limit: float, options: SamplingOptions) -> np.ndarray:
+    """Return the shares of the tokens that Mirostat's limit in bits keeps, computed directly."""
+    p = np.array(reference_row(row, vocabulary=SIZE, options=options, seen=[]))
+    kept = -np.log2(np.maximum(p, 1e-300)) <= limit
+    if not kept.any():
+        kept = p == p.max()
+    found: np.ndarray = np.where(kept, p, 0) / p[kept].sum()
+    return found
+
+
+@pytest.mark.parametrize(("tau", "eta", "top_p"), [(1.5, 0.1, 1.0), (2.0, 0.5, 1.0), (0.5, 2.0, 0.9)])
+def test_mirostats_limit_follows_the_text_on_a_thousand_random_rows(tau: float, eta: float, top_p: float) -> None:
+    rng, noise, limit = np.random.default_rng(5), Noise(6), 2 * tau
+    options = replace(WARM, top_p=top_p)
+    plain = sampler(replace(options, mirostat=2, mirostat_tau=tau, mirostat_eta=eta), [1, 2])
+    drafted = sampler(plain.options, [1, 2])
+    path, changed, surprises = list[int](), 0, list[float]()
+    for position, row in enumerate((2 * rng.standard_normal((1000, SIZE))).astype(np.float32)):
+        wanted = surprising(row, limit, options)
+        np.testing.assert_allclose(dense(plain, row, []), wanted, atol=3e-6)
+        key = noise.key_at(position)
+        token = plain.draw(row, key=key)
+        plain.extend([token])
+        assert drafted.draw(row, path, key=key, ids=np.arange(SIZE)) == token  # as if all since a while were drafted
+        path.append(token)
+        if len(path) == 7:
+            drafted.extend(path)
+            path.clear()
+        surprises.append(-np.log2(wanted[token]))
+        limit -= eta * (surprises[-1] - tau)
+        changed += (wanted > 0).sum() < SIZE
+    assert changed > 150
+    assert np.mean(surprises[100:]) == pytest.approx(tau, abs=0.15)
+
+
 @CASES
 def test_a_thousand_random_rows_equal_the_direct_computation(options: SamplingOptions) -> None:
     rng, changed = np.random.default_rng(3), 0
@@ -104,10 +139,11 @@ def test_text_with_drafts_is_text_without(drafter: str) -> None:
         return made.text
 
     dry = replace(DRY, dry_multiplier=2.0, dry_allowed_length=1, dry_sequence_breakers=("b",))
-    drafted, every = list[int](), [replace(options, top_k=4) for options in (WARM, TYPICAL, XTC, dry)]
+    mirostat = replace(WARM, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.4)
+    drafted, every = list[int](), [replace(options, top_k=4) for options in (WARM, TYPICAL, XTC, dry, mirostat)]
     with ascii_pair() as pair:
         texts = [answer(options, "none") for options in every]
-        assert len({*texts}) == 4
+        assert len({*texts}) == 5
         drafted.clear()
         assert [answer(options, drafter) for options in every] == texts
     assert sum(drafted) > 0

@@ -39,7 +39,7 @@ class Options(SamplingOptions):
 def some(option: SamplingOption) -> float:
     """Return a value that makes the option active."""
     least, most = option.between
-    return 7 if option.whole else 0.5 * (max(least, 0.0) + min(most, 1.0))
+    return min(7, most) if option.whole else 0.5 * (max(least, 0.0) + min(most, 1.0))
 
 
 @ROWS

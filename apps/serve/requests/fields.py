@@ -24,7 +24,7 @@ NO_EFFECT = (
     "prediction",  # drafts come from the prompt too
     "max_tool_calls",  # of tools that a server runs itself
     *("timings_per_token", "return_progress", "backend_sampling"),
-    *("dynatemp_exponent", "mirostat_tau", "mirostat_eta"),  # of samplers that have to be off
+    "dynatemp_exponent",  # of a sampler that has to be off
 )
 """Fields that are accepted: no answer depends on them."""
 _SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
@@ -39,7 +39,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     **dict.fromkeys(("web_search_options", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients
-    **dict.fromkeys(("min_tokens", "mirostat", "dynatemp_range", "n_probs"), (0,)),
+    **dict.fromkeys(("min_tokens", "dynatemp_range", "n_probs"), (0,)),
     **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
     "tfs_z": (1,),
     "length_penalty": (1,),

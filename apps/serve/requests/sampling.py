@@ -17,6 +17,7 @@ _NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_pe
 _SAME = (
     *("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty", "typical_p"),
     *("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
 
 
@@ -37,6 +38,9 @@ class SamplingBody:
     typ_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     xtc_probability: Annotated[float, Meta(ge=0, le=1, description="0: off.")] | None = None
     xtc_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2, description="0: off; 2: on; 1 is not supported.")] | None = None
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Meta(ge=0, le=10)] | None = None
     dry_multiplier: Annotated[float, Meta(ge=0, le=100, description="0: off.")] | None = None
     dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
     dry_allowed_length: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
