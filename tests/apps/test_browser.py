@@ -32,6 +32,9 @@ FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 ]
+PATIENCE = 120_000
+"""Milliseconds that a busy machine may take for a step."""
+expect.set_options(timeout=PATIENCE)
 STORY = "Tell me a story about a fox and a lighthouse."
 CODE = "Write a Python function that returns the larger of two numbers."
 REFUSED = re.compile("the server responded with a status of (401|503)")
@@ -77,7 +80,7 @@ def opened(browser: Any, server: Running) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
         page.on("request", lambda each: wrong.append(each.url) if not local(each.url) else None)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE)
         page.add_init_script(COPIES)
         page.goto(f"http://127.0.0.1:{at.port}/")
         return page
@@ -100,7 +103,7 @@ def say(page: Any, text: str) -> None:
 
 def written(page: Any, text: str) -> Any:
     """The message's field, with `text` in it: a busy page may put the focus elsewhere while it is typed."""
-    expect(page.locator("dialog[open]")).to_have_count(0, timeout=30_000)  # text typed below an open dialog is lost
+    expect(page.locator("dialog[open]")).to_have_count(0)  # text typed below an open dialog is lost
     message, send = page.get_by_label("Message", exact=True), page.locator(".composer button[aria-label=Send]")
     message.fill(text)
     while not send.is_enabled():
@@ -218,7 +221,7 @@ def test_markdown_keeps_numbers_boxes_and_links(opened: Any) -> None:
 def test_a_message_sent_before_the_server_told_its_name_is_answered_under_it(opened: Any) -> None:
     page = opened()
     held: list[Any] = []
-    page.route("**/props", lambda route: held.append(route))  # noqa: PLW0108  (playwright takes no built-in methods)
+    page.route("**/v1/models", lambda route: held.append(route))  # noqa: PLW0108  (playwright takes no built-in methods)
     page.reload()
     written(page, STORY).press("Enter")
     page.wait_for_selector(".messages[aria-busy=true]")
@@ -374,7 +377,7 @@ def test_a_model_is_chosen_by_its_name(opened: Any) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
     page.reload()
     page.get_by_role("button", name="Model: demo").click()
-    listed = page.locator("#models button")
+    listed = page.locator("#models .option")
     assert [each.split("\n")[0] for each in listed.all_inner_texts()] == ["demo", "other:1b"]
     listed.last.click()
     page.get_by_text("Chat with other:1b").wait_for()
@@ -386,10 +389,75 @@ def test_a_model_is_chosen_by_its_name(opened: Any) -> None:
     page.reload()
     page.get_by_role("button", name="Model: other:1b").wait_for()
     page.keyboard.press("Alt+m")
-    page.locator("#models button").first.click()  # this chat and new ones
+    page.locator("#models .option").first.click()  # this chat and new ones
     with page.expect_request("**/v1/chat/completions") as request:
         say(page, "Hi")
     assert request.value.post_data_json["model"] == "demo@plain"
+
+
+def test_the_servers_own_choice_answers_where_none_was_made(opened: Any) -> None:
+    page = opened()
+    models = {"data": [{"id": name, "context_length": 4096} for name in ("another", "demo", "demo@plain")]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.reload()
+    page.get_by_text("Chat with demo").wait_for()  # what /props names
+    with page.expect_request("**/v1/chat/completions") as request:
+        say(page, STORY)
+    assert request.value.post_data_json["model"] == "demo"
+
+
+def with_library(page: Any, *lines: dict[str, object], status: int = 200) -> None:
+    """Have the server say that it serves a library, and answer downloads with these lines."""
+
+    def props(route: Any) -> None:
+        route.fulfill(json=route.fetch().json() | {"library": True})
+
+    page.route("**/props", props)
+    body = "".join(json.dumps(line) + "\n" for line in lines)
+    page.route("**/api/pull", lambda route: route.fulfill(status=status, body=body))
+    page.reload()
+    page.get_by_role("button", name="Model: demo").click()
+
+
+def test_a_model_is_downloaded_and_then_listed(opened: Any) -> None:
+    page = opened()
+    page.get_by_role("button", name="Model: demo").wait_for()
+    steps = {"status": "owner/tiny", "total": 100, "completed": 40}, {"status": "success"}
+    with_library(page, {"status": "pulling manifest"}, *steps)
+    models = {"data": [{"id": name, "context_length": 4096} for name in ("demo", "tiny")]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.get_by_label("Model to download").fill("owner/tiny")
+    with page.expect_request("**/api/pull") as request:
+        page.keyboard.press("Enter")
+    assert request.value.post_data_json == {"model": "owner/tiny"}
+    expect(page.locator("#models .option span")).to_have_text(["demo", "tiny"])
+
+
+def test_a_download_that_is_refused_or_fails_says_why(opened: Any) -> None:
+    page = opened()
+    page.get_by_role("button", name="Model: demo").wait_for()
+    with_library(page, {"status": "pulling manifest"}, {"error": "the disk is full"})
+    page.get_by_label("Model to download").fill("owner/tiny")
+    page.get_by_role("button", name="Download").click()
+    page.get_by_text("the disk is full").wait_for()
+    page.get_by_role("button", name="Model: demo").click()
+    page.unroute("**/api/pull")
+    with_library(page, {"error": "no such model"}, status=503)
+    page.get_by_label("Model to download").fill("owner/none")
+    page.get_by_role("button", name="Download").click()
+    page.get_by_text("No such model").wait_for()
+
+
+def test_a_download_is_stopped(opened: Any) -> None:
+    page = opened()
+    page.get_by_role("button", name="Model: demo").wait_for()
+    with_library(page)
+    page.unroute("**/api/pull")
+    page.route("**/api/pull", lambda _: None)
+    page.get_by_label("Model to download").fill("owner/tiny")
+    page.get_by_role("button", name="Download").click()
+    page.locator("#models").get_by_role("button", name="Stop").click()
+    page.get_by_label("Model to download").wait_for()
 
 
 def test_a_single_model_is_named(opened: Any) -> None:

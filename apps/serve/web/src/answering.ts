@@ -1,7 +1,7 @@
 /** Asks the server for an answer and adds it to its conversation as it arrives. */
 
-import { ApiError, chat, type Delta, getMemory, getModels, getProps } from "./api";
-import { announce, conversation, conversations, current, key, keyWanted, memory, models, newId, props, put, running, trouble } from "./store";
+import { ApiError, chat, type Delta, getMemory, getModels, getProps, pulled } from "./api";
+import { announce, conversation, conversations, current, key, keyWanted, memory, modelOf, models, newId, props, put, running, trouble } from "./store";
 import { answerText, messages, newTurn, path, withTurn } from "./tree";
 import type { Answer, Attachment, Conversation, Options, Span, Turn } from "./types";
 import { NUMBER_NAMES } from "./types";
@@ -44,6 +44,7 @@ export async function answer(now: Conversation, asked: Turn): Promise<void> {
     const others = new Map(running.value);
     others.delete(id);
     running.value = others;
+    if (models.value.length > 1) void lookAtModels(); // a loaded one has modes and adapters
   }
 }
 
@@ -58,12 +59,27 @@ export function stop(): void {
 }
 
 export async function connect(): Promise<void> {
+  const described = getProps(key.value); // a model is loaded for it, which may take a while
+  described.catch(() => undefined);
   try {
-    [props.value, models.value] = await Promise.all([getProps(key.value), getModels(key.value)]);
+    models.value = await getModels(key.value);
     trouble.value = keyWanted.value = "";
+    props.value = await described;
+    if (models.value.length > 1) await lookAtModels();
   } catch (error) {
     trouble.value = failed(error);
   }
+}
+
+/** Ask for the server's models again: others were loaded or downloaded. */
+export async function lookAtModels(): Promise<void> {
+  models.value = await getModels(key.value).catch(() => models.value);
+}
+
+/** Download a model; `told` is called with its progress, in words and from 0 to 1. Throws ApiError, AbortError. */
+export async function pull(name: string, signal: AbortSignal, told: (status: string, done: number) => void): Promise<void> {
+  for await (const { status, completed, total } of pulled(name, key.value, signal)) told(status, total ? completed / total : 0);
+  await lookAtModels();
 }
 
 /** Ask for the memory that the server holds. */
@@ -99,7 +115,7 @@ class Arriving {
 }
 
 async function received(now: Conversation, asked: Turn, arriving: Arriving, signal: AbortSignal): Promise<void> {
-  if (props.value === null) {
+  if (!models.value.length) {
     await connect();
     arriving.show({ model: modelName(now.options) }, false);
   }
@@ -117,9 +133,10 @@ async function received(now: Conversation, asked: Turn, arriving: Arriving, sign
 }
 
 /** The server's name of the chosen model, adapter and mode; a choice that this server does not have is left out. */
-function modelName({ model, adapter, mode }: Options): string {
-  const known = models.value.find((each) => each.name === model) ?? models.value[0];
-  if (known === undefined) return "";
+function modelName(options: Options): string {
+  const { adapter, mode } = options;
+  const known = modelOf(options);
+  if (known === null) return "";
   const suffix = known.modes.includes(mode) ? `@${mode}` : "";
   return known.name + (known.adapters.includes(adapter) ? `:${adapter}` : "") + suffix;
 }

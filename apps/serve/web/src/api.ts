@@ -57,7 +57,7 @@ export async function* chat(body: object, key: string, signal: AbortSignal): Asy
   if (reply.body === null) throw new ApiError(GONE, 0);
   for await (const data of events(reply.body)) {
     if (data === "[DONE]") return;
-    const chunk = parsed(data);
+    const chunk = parsed(data) as Chunk;
     if (chunk.error !== undefined) throw new ApiError(chunk.error.message, 500);
     const choice = chunk.choices?.[0];
     if (choice === undefined) continue;
@@ -67,8 +67,31 @@ export async function* chat(body: object, key: string, signal: AbortSignal): Asy
   throw new ApiError(CUT, 0);
 }
 
+/** How far a download is, in bytes; 0 of 0: not known. */
+export interface Progress {
+  status: string;
+  completed: number;
+  total: number;
+}
+
+/** The progress of a download into the server's library. Throws ApiError, and AbortError once `signal` is aborted. */
+export async function* pulled(model: string, key: string, signal: AbortSignal): AsyncGenerator<Progress> {
+  const reply = await asked("api/pull", key, { method: "POST", body: JSON.stringify({ model }), signal });
+  if (reply.body === null) throw new ApiError(GONE, 0);
+  for await (const line of lines(reply.body)) {
+    if (!line.trim()) continue;
+    const { error, status = "", completed = 0, total = 0 } = parsed(line) as Partial<Progress> & { error?: string };
+    if (error !== undefined) throw new ApiError(error, 500);
+    yield { status, completed, total };
+  }
+}
+
 /** The data of server-sent events. */
-export async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  for await (const line of lines(stream)) if (line.startsWith("data: ")) yield line.slice(6);
+}
+
+async function* lines(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
   const reader = stream.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
   let rest = "";
   try {
@@ -77,9 +100,9 @@ export async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerato
         throw isAbort(error) ? error : new ApiError(CUT, 0);
       });
       if (done) return;
-      const lines = (rest + value).split("\n");
-      rest = lines.pop() ?? "";
-      for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+      const whole = (rest + value).split("\n");
+      rest = whole.pop() ?? "";
+      yield* whole;
     }
   } finally {
     await reader.cancel().catch(() => undefined);
@@ -100,9 +123,9 @@ async function asked(path: string, key: string, init: RequestInit = {}): Promise
   return reply;
 }
 
-function parsed(data: string): Chunk {
+function parsed(data: string): unknown {
   try {
-    return JSON.parse(data) as Chunk;
+    return JSON.parse(data);
   } catch {
     throw new ApiError("The server sent something else than an answer.", 0);
   }
@@ -115,7 +138,8 @@ function isAbort(error: unknown): boolean {
 async function refusal(reply: Response): Promise<string> {
   try {
     if (reply.status === 401) return "The server needs its key, and this is another one.";
-    const { message } = ((await reply.json()) as { error: { message: string } }).error;
+    const { error } = (await reply.json()) as { error: string | { message: string } }; // of Ollama's API, or OpenAI's
+    const message = typeof error === "string" ? error : error.message;
     return message.charAt(0).toUpperCase() + message.slice(1);
   } catch {
     return `The server answered with status ${reply.status}.`;

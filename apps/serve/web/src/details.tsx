@@ -64,8 +64,9 @@ function speedUp({ proposed, unverified_tokens: unverified, tokens_per_second: s
 
 export function Details({ turn, answer, stats }: { turn: Turn; answer: Answer; stats: Stats }): JSX.Element {
   const shown = useRef<HTMLElement>(null);
+  const complete = memory.value !== null;
+  useEffect(() => shown.current?.scrollIntoView({ block: "nearest" }), [complete]);
   useEffect(() => {
-    shown.current?.scrollIntoView({ block: "nearest" });
     void lookAtMemory();
     const timer = setInterval(() => void lookAtMemory(), MEMORY_PERIOD);
     return () => clearInterval(timer);

@@ -108,6 +108,7 @@ function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.El
       )}
       {settings.value.sources ? <Coloured answer={made} /> : <Markdown text={made.json && text ? `\`\`\`json\n${text}\n\`\`\`` : text} grows={arrives} />}
       {arrives && <span class="cursor" aria-hidden="true" />}
+      {arrives && !text && !made.thought && <span class="waits">Waiting for the model</span>}
       {made.error !== null && <p class="trouble">{made.error}</p>}
     </>
   );

@@ -1,11 +1,13 @@
-/** The header's choice of the model. */
+/** The header's choice of the model, and the download of others. */
 
+import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";
+import { lookAtModels, pull } from "./answering";
 import { focusComposer } from "./composer";
 import { Icon } from "./icons";
 import { MODIFIER } from "./keys";
-import { chooseModel, model, models } from "./store";
+import { announce, chooseModel, model, models, props } from "./store";
 import { grouped } from "./words";
 
 export const PICKER = "models";
@@ -36,12 +38,14 @@ export function Picker(): JSX.Element {
         role="group"
         aria-label="Models"
         onBeforeToggle={() => {
+          void lookAtModels();
           const place = button.current?.getBoundingClientRect();
           if (place && list.current) list.current.style.left = `${place.left}px`;
         }}
       >
         {models.value.map((each) => (
           <button
+            class="option"
             key={each.name}
             type="button"
             aria-pressed={each === chosen}
@@ -55,8 +59,56 @@ export function Picker(): JSX.Element {
             <small>{grouped(each.context)} tokens of context</small>
           </button>
         ))}
-        {models.value.length === 1 && <p class="faint">The server was started with this model alone.</p>}
+        {props.value?.library ? <Download /> : models.value.length === 1 && <p class="faint">The server was started with this model alone.</p>}
       </div>
     </>
+  );
+}
+
+/** The download that runs, which goes on while the list is closed. */
+const download = signal<{ status: string; done: number; stop: AbortController } | null>(null);
+const refused = signal("");
+
+async function start(name: string): Promise<void> {
+  const stop = new AbortController();
+  refused.value = "";
+  download.value = { status: "asking for it", done: 0, stop };
+  try {
+    await pull(name, stop.signal, (status, done) => (download.value = { status, done, stop }));
+    announce(`${name} is here.`);
+  } catch (error) {
+    if (!stop.signal.aborted) announce((refused.value = error instanceof Error ? error.message : String(error)));
+  } finally {
+    download.value = null;
+  }
+}
+
+function Download(): JSX.Element {
+  const field = useRef<HTMLInputElement>(null);
+  const now = download.value;
+  if (now !== null) {
+    return (
+      <p class="download">
+        <progress max={1} value={now.done} aria-label="Download" />
+        <small>{now.status}</small>
+        <button type="button" onClick={() => now.stop.abort()}>
+          Stop
+        </button>
+      </p>
+    );
+  }
+  return (
+    <form
+      class="download"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const name = field.current?.value.trim();
+        if (name) void start(name);
+      }}
+    >
+      <input ref={field} aria-label="Model to download" placeholder="owner/name" spellcheck={false} />
+      <button type="submit">Download</button>
+      {refused.value && <small class="wrong">{refused.value}</small>}
+    </form>
   );
 }

@@ -39,8 +39,8 @@ const start = signal<Start>(readStart(stored(START)));
 const unkept = new Set<string>();
 
 export const conversation = computed(() => conversations.value.get(current.value) ?? newConversation("", start.value));
-/** The model that answers in the shown conversation: the chosen one where the server has it. */
-export const model = computed(() => models.value.find((each) => each.name === conversation.value.options.model) ?? models.value[0] ?? null);
+/** The model that answers in the shown conversation. */
+export const model = computed(() => modelOf(conversation.value.options));
 export const listed = computed(() => [...conversations.value.values()].sort((one, other) => other.changed - one.changed));
 export const answering = computed(() => running.value.has(current.value));
 
@@ -53,6 +53,12 @@ export function set(change: Partial<Settings>): void {
 export function setKey(text: string): void {
   key.value = text;
   read(() => sessionStorage.setItem(KEY, text));
+}
+
+/** The model that answers with these options: the chosen one where the server has it, else the server's own choice. */
+export function modelOf({ model: chosen }: Options): Model | null {
+  const named = (name?: string): Model | undefined => models.value.find((each) => each.name === name);
+  return named(chosen) ?? named(props.value?.name) ?? models.value[0] ?? null;
 }
 
 /** Change the system prompt or options of the shown conversation; without one, of those that begin later. */

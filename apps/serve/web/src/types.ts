@@ -10,6 +10,8 @@ export interface Props {
   adapter: string | null;
   modes: string[];
   mode: string;
+  /** Whether models can be downloaded into what the server offers. */
+  library?: boolean;
   context: number;
   max_tokens: number | null;
   sampling: Record<string, number>;
