@@ -128,7 +128,8 @@ class _Endpoints:
         """Describe a model, which is loaded for it: the one that the query names, or that requests without one get."""
         found = await self._models.find(request.query_params.get("model", ""), exact=False)
         async with self._models.using(found) as model:
-            return JsonResponse(llama_props(model.name, model.service) | props(model.name, model.service))
+            library = {"library": self._models.serves_library}
+            return JsonResponse(llama_props(model.name, model.service) | props(model.name, model.service) | library)
 
     async def memory(self, _: Request) -> Response:
         models = self._models

@@ -74,6 +74,7 @@ def test_props_and_memory_describe_the_server(server: Running) -> None:
     key = {"Authorization": f"Bearer {KEY}"}
     props = json.loads(server.get("/props", **key).text)
     assert (props["name"], props["modes"], props["engine"]) == ("demo", ["plain", "switch"], "onnx")
+    assert props["library"] is False  # the page offers downloads where it is
     memory = json.loads(server.get("/memory", **key).text)
     assert memory["leased_nbytes"] == server.pair.budget.used_nbytes == sum(h["nbytes"] for h in memory["holders"])
     assert memory["resident_nbytes"] > 0
