@@ -259,6 +259,7 @@ def load_options(arguments: Namespace) -> LoadOptions:
         draft_on=arguments.draft_on,
         mmap=not arguments.no_mmap,
         repack=not arguments.no_repack,
+        hidden=getattr(arguments, "embeddings", False),
     )
 
 

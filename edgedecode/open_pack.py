@@ -6,7 +6,16 @@ from functools import partial
 from pathlib import Path
 
 from edgedecode.decoding.model import ModelCard
-from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, SQUARES, PlanningRuntime, Runtime, draft_engine
+from edgedecode.engines.interface import (
+    ADAPTERS,
+    HIDDEN_ROWS,
+    NO_MMAP,
+    NO_REPACK,
+    SQUARES,
+    PlanningRuntime,
+    Runtime,
+    draft_engine,
+)
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import (
     AUTO,
@@ -55,7 +64,8 @@ class LoadOptions:
     mmap, repack: for llama.cpp. mmap=False reads the weights instead of mapping their file; repack=False uses them in
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
-    squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
+    squares: the target also sums the squares of its matrices' inputs (`SquaresModel`). hidden: it also gives its hidden
+    states (`HiddenModel`). Both: a GGUF file on ONNX Runtime.
     """
 
     provider: str = "cpu"
@@ -65,10 +75,11 @@ class LoadOptions:
     mmap: bool = True
     repack: bool = True
     squares: bool = False
+    hidden: bool = False
 
     def __post_init__(self) -> None:
         kinds = {"provider": str, "draft_on": str, "context": int}
-        kinds |= dict.fromkeys(("verify", "mmap", "repack", "squares"), bool)
+        kinds |= dict.fromkeys(("verify", "mmap", "repack", "squares", "hidden"), bool)
         for name, kind in kinds.items():
             value, optional = getattr(self, name), name in ("draft_on", "context")
             if not isinstance(value, kind) and not (optional and value is None):
@@ -222,6 +233,7 @@ def engine_request(threads: int | None, kv_type: str | None, adapters: bool, rar
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"unknown KV type {kv_type!r}: use one of {', '.join(KV_TYPES)}")
     asked = {NO_MMAP: not rare.mmap, NO_REPACK: not rare.repack, ADAPTERS: adapters, SQUARES: rare.squares}
+    asked |= {HIDDEN_ROWS: rare.hidden}
     loading = tuple(need for need, wanted in asked.items() if wanted)
     return EngineRequest(rare.provider, threads=threads, kv_type=kv_type, context=rare.context, loading=loading)
 

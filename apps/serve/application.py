@@ -20,6 +20,7 @@ from edgedecode import EdgeDecodeError
 from .answering import Answering, Form, Read
 from .anthropic.bodies import read_messages
 from .anthropic.replies import MessagesReply, TokenCount
+from .embeddings.endpoints import EmbeddingEndpoints
 from .errors.statuses import broken, not_allowed, not_found, refused
 from .guards import Guards, JsonResponse, Limits
 from .llama_server.bodies import read_infill, read_llama_completion
@@ -48,7 +49,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
     metrics = Metrics()
     answering = Answering(models, metrics, seconds=limits.seconds)
     endpoints = _Endpoints(models, metrics, answering)
-    library = LibraryEndpoints(models, seconds=limits.seconds)
+    library, embedding = LibraryEndpoints(models, seconds=limits.seconds), EmbeddingEndpoints(models)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -85,6 +86,9 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         ),
         Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
         *LlamaEndpoints(models, answering).routes(),
+        Route("/v1/embeddings", embedding.openai, methods=["POST"]),
+        Route("/api/embed", embedding.ollama, methods=["POST"]),
+        Route("/api/embeddings", embedding.older, methods=["POST"]),
         Route("/api/version", endpoints.version),
         Route("/api/tags", endpoints.tags),
         Route("/api/ps", endpoints.loaded),

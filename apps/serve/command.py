@@ -87,6 +87,11 @@ class ServeCommand:
             metavar="N",
             help="most requests that wait (default: %(default)s)",
         )
+        group.add_argument(
+            "--embeddings",
+            action="store_true",
+            help="embed texts too (/v1/embeddings, /api/embed): of GGUF files on our kernels",
+        )
         add_pack_options(parser)
         if not self._opens:
             parser.set_defaults(packs=[])

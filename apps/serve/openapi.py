@@ -9,11 +9,13 @@ import edgedecode
 
 from .anthropic.bodies import MessagesBody
 from .anthropic.replies import AnthropicMessage, TokenCount
+from .embeddings.endpoints import EmbedBody, EmbeddingBody, EmbeddingList
 from .errors.forms import error_kind
 from .llama_server.bodies import InfillBody, LlamaBody
 from .llama_server.endpoints import ALIASES, Content, DetokenizeBody, Prompt, Slot, TokenizeBody, Tokens
 from .offered import Health, Model, ModelList
 from .ollama.bodies import GenerateBody, OllamaChatBody
+from .ollama.library import PullBody
 from .ollama.models import ShowBody
 from .replies import ChatCompletion, Completion
 from .requests.asked import ChatBody, CompletionBody
@@ -37,6 +39,11 @@ _POSTED: Mapping[str, tuple[str, type, Any, str]] = {
     "/apply-template": ("A conversation as the model reads it", ChatBody, Prompt, ""),
     "/api/chat": ("Answer a conversation, in Ollama's form", OllamaChatBody, None, _LINES),
     "/api/generate": ("Answer or continue a text, in Ollama's form", GenerateBody, None, _LINES),
+    "/v1/embeddings": ("Embed texts", EmbeddingBody, EmbeddingList, ""),
+    "/api/embed": ("Embed texts, in Ollama's form", EmbedBody, None, ""),
+    "/api/embeddings": ("Embed a text, in Ollama's older form", EmbedBody, None, ""),
+    "/api/delete": ("Remove a pulled model, in Ollama's form", ShowBody, None, ""),
+    "/api/pull": ("Download a model, in Ollama's form", PullBody, None, _LINES),
     "/api/show": ("Describe a model, in Ollama's form", ShowBody, None, ""),
 }
 """By path: what it does, its body, its reply (None: any), and the type of a stream."""
@@ -122,7 +129,8 @@ def _posted(path: str) -> _Object:
     summary, body, reply, stream = _POSTED[path]
     content = _json(reply) | ({stream: {}} if stream else {})  # OpenAPI 3.1 has no schema for the parts of a stream
     described = {"summary": summary, "requestBody": {"required": True, "content": _json(body)}}
-    return {"post": described | {"responses": _responses(path, content, {**_GUARDS, **_ANSWERS})}}
+    method = "delete" if path == "/api/delete" else "post"
+    return {method: described | {"responses": _responses(path, content, {**_GUARDS, **_ANSWERS})}}
 
 
 def _responses(path: str, content: _Object, errors: Mapping[int, str]) -> _Object:

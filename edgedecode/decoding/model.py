@@ -21,6 +21,7 @@ __all__ = [
     "FeatureState",
     "Features",
     "HeadOutput",
+    "HiddenModel",
     "LanguageModel",
     "LowRank",
     "ModelCard",
@@ -116,6 +117,8 @@ class ModelCard:
     tree: bool = True
     rollback: bool = True
     """Whether a state can drop its last rows, which drafting requires; recurrent layers cannot."""
+    hidden: bool = False
+    """Whether it is a `HiddenModel`."""
     kv_type: str = "float32"
     kv_nbytes: int = 0
     """Bytes of one position's keys and values; 0: the engine does not report them."""
@@ -306,6 +309,18 @@ class SquaresModel(LanguageModel, Protocol):
         """By matrix, the sum of each column's squares over all rows of all passes until now, float64 [columns].
 
         The matrices are those of the layers, by their tensors' names.
+        """
+        ...
+
+
+@runtime_checkable
+class HiddenModel(LanguageModel, Protocol):
+    """A model that also gives what its logits are made of: the last layer's output, after the final norm."""
+
+    def hidden_rows(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> FloatArray:
+        """Append `tokens` as `forward` does, and return these rows, float32 [rows, hidden size]: a copy.
+
+        Raises CapabilityError if the model's card does not offer them.
         """
         ...
 

@@ -12,6 +12,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 __all__ = [
     "ADAPTERS",
+    "HIDDEN_ROWS",
     "NO_MMAP",
     "NO_REPACK",
     "SQUARES",
@@ -33,13 +34,15 @@ ADAPTERS = "lora"
 """The need of a model that takes adapters. Some engines open another graph for it."""
 SQUARES = "squares"
 """The need of a model that is a `SquaresModel`."""
+HIDDEN_ROWS = "hidden"
+"""The need of a model that is a `HiddenModel`."""
 INT8_KV = "kv:int8"
 """The need of a model with keys and values of 8 bits."""
 
 
 def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:
-    """Return the needs that apply to a model of this role: only the target must take adapters, or sum squares."""
-    return tuple(need for need in needs if role == "target" or need not in (ADAPTERS, SQUARES))
+    """Return the needs that apply to a model of this role: some only the target must meet."""
+    return tuple(need for need in needs if role == "target" or need not in (ADAPTERS, SQUARES, HIDDEN_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class ModelRequest:
     """None: the runtime's choice."""
     provider: str = "cpu"
     needs: Collection[str] = ()
-    """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP`, `NO_REPACK` or
-    `SQUARES`."""
+    """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP`, `NO_REPACK`,
+    `SQUARES` or `HIDDEN_ROWS`."""
     taps: tuple[int, ...] = ()
     """The layers whose inputs a drafting head reads: the model's states are `FeatureState`s."""
     beside: LanguageModel | None = None

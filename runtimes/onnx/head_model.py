@@ -22,7 +22,7 @@ class HeadModel(OnnxModel):
         self._empty = {name: np.empty((1, 0, widths[name]), np.float32) for name in (FEATURES_INPUT, HIDDEN_INPUT)}
         self._given: tuple[int, str, FloatArray] | None = None
         """The pending row that a call began with, and what its rows read by which input."""
-        self._after: FloatArray = np.empty((0, widths[HIDDEN_INPUT]), np.float32)
+        self._after = np.empty((0, widths[HIDDEN_INPUT]), np.float32)
 
     def draft(
         self,

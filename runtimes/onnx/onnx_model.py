@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget, Lease
@@ -20,7 +21,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
-from .graph_session import SQUARES_OUTPUT, cache_names, check_allocated
+from .graph_session import HIDDEN, SQUARES_OUTPUT, cache_names, check_allocated
 from .kernels.thread_choice import WIDTHS, chosen_threads
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
@@ -84,6 +85,9 @@ class OnnxModel(SessionModel[OnnxState]):
             outputs = Outputs(self._buffers, card=card)
             self._inputs = PassInputs(self._buffers, outputs, in_place=provider.in_place, by_slot=by_slot)
             self._new_cache = provider.new_caches(engine, entry)
+            self._after = np.empty((0, entry.hidden_size), np.float32)
+            self._hidden: list[FloatArray] | None = None
+            """Those of the passes of a call that asks for them."""
             self._squares = {
                 value.name.removeprefix(SQUARES_OUTPUT): (np.zeros(value.shape, np.float32), np.zeros(value.shape))
                 for value in session.get_outputs()
@@ -166,6 +170,17 @@ class OnnxModel(SessionModel[OnnxState]):
                 raise
             own.commit(count)
         return output
+
+    def hidden_rows(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> FloatArray:
+        if not self._card.hidden:
+            raise CapabilityError(f"the {self._card.name} was opened without its hidden states")
+        with self._lock:
+            self._hidden = []
+            try:
+                self.forward(tokens, state, rows=rows)
+                return np.concatenate(self._hidden)
+            finally:
+                self._hidden = None
 
     def add_adapter(self, digest: str, matrices: Sequence[LowRank]) -> None:
         with self._lock:
@@ -290,6 +305,12 @@ class OnnxModel(SessionModel[OnnxState]):
         self._biases.bind(state.binding, state, start=start, width=width)
         if state.features is not None:
             state.features.bind(state.binding, first=state.length + start, width=width)
+        if self._card.hidden:  # in every pass: the binding keeps the last one's address
+            here = np.empty((len(rows), self._entry.hidden_size), np.float32)
+            state.binding.bind_output(HIDDEN, "cpu", 0, np.float32, here.shape, here.ctypes.data)
+            self._after = here
+            if self._hidden is not None:
+                self._hidden.append(here)
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)
         self._session.run_with_iobinding(state.binding)

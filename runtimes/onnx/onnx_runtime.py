@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
-from edgedecode.engines.interface import INT8_KV, SQUARES, Device, ModelFootprint, ModelRequest
+from edgedecode.engines.interface import HIDDEN_ROWS, INT8_KV, SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Holder
 from edgedecode.memory.process_memory import release_pages
@@ -328,6 +328,7 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
         vocabulary_size=size,
         context=entry.context,
         tree="tree" in graph.capabilities,
+        hidden=HIDDEN_ROWS in graph.capabilities,
         kv_type=graph.kv_type,
         kv_nbytes=position_nbytes(entry, kv_type=graph.kv_type),
         lora_rank=graph.lora_rank,

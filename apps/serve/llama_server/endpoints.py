@@ -28,6 +28,7 @@ ALIASES = {
     "/completions": "/completion",
     "/chat/completions": "/v1/chat/completions",
     "/responses": "/v1/responses",
+    "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
     "/models/{name:path}": "/v1/models/{name:path}",
     "/v1/health": "/health",

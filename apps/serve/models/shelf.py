@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from time import monotonic
 
-from edgedecode import InputError, ManifestError, Pair, SessionOptions
+from edgedecode import CapabilityError, InputError, ManifestError, Pair, SessionOptions
 from edgedecode.library.facts import facts_of
 from edgedecode.library.find import find_pack, pack_at
 from edgedecode.library.names import BUNDLED, BUNDLED_PACK, expanded
@@ -70,7 +70,7 @@ class ModelShelf:
         """Load a model within a budget. Raises EdgeDecodeError."""
         arguments = Namespace(**vars(self._arguments))
         arguments.model, arguments.draft = str(self._root(name)), None
-        pair = open_located(arguments, budget, swaps=True)
+        pair = self._opened(arguments, budget)
         try:
             options = session_options(arguments, pair)
         except BaseException:
@@ -79,6 +79,16 @@ class ModelShelf:
         if options.context is not None:
             options = replace(options, context=min(options.context, pair.target.card.context))
         return pair, options
+
+    def _opened(self, arguments: Namespace, budget: SharedBudget) -> Pair:
+        """Open a pack; without embeddings if it has none, which requests for them are told."""
+        try:
+            return open_located(arguments, budget, swaps=True)
+        except CapabilityError:
+            if not arguments.embeddings:
+                raise
+            arguments.embeddings = False
+            return open_located(arguments, budget, swaps=True)
 
     def unknown(self, name: str) -> str:
         """Return the message about a name that none of the models has."""

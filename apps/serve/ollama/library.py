@@ -38,7 +38,9 @@ _MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _PullBody:
+class PullBody:
+    """The body of /api/pull. Other fields have no effect."""
+
     model: Annotated[Name, Meta(max_length=300)]
     stream: bool | None = None
 
@@ -82,7 +84,7 @@ class LibraryEndpoints:
     async def pull(self, request: Request) -> Response:
         data = await request.body()
         value = read_object(data)
-        body = typed_body({"model": value.get("name"), **value}, _PullBody)
+        body = typed_body({"model": value.get("name"), **value}, PullBody)
         name = body.model
         for host in _HOSTS:
             name = name.removeprefix(host)

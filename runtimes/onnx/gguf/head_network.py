@@ -58,7 +58,7 @@ def build_head_graph(metadata: Metadata, weights: HeadWeights, *, context: int) 
 
 
 class _HeadNetwork(Network):
-    def write(self) -> None:
+    def write(self, *, hidden: bool = False) -> None:
         self.begin()
         metadata, part = self.metadata, "blk.0."
         g = self._node("Concat", [self._fused(), HIDDEN_INPUT], {"axis": 1})

@@ -20,7 +20,7 @@ from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 from edgedecode.pack.manifest import STACKS
 
-from ..graph_session import ADAPTER_INPUT, FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
+from ..graph_session import ADAPTER_INPUT, FULL_BIAS, HIDDEN, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
 from ..kernels.products import FLOAT, UINT8, serves_head
 from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
@@ -47,17 +47,19 @@ def build_graph(
     context: int,
     adapters: bool = False,
     squares: bool = False,
+    hidden: bool = False,
     kv_scales: FloatArray | None = None,
 ) -> GraphFile:
     """Return the graph. Raises NotServed for what it does not compute, ManifestError for tensors that the file lacks.
 
     adapters: each product of a layer takes a delta, as in graphs of `export --graphs lora`.
     squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
+    hidden: it has an output with the picked rows before the last product.
     kv_scales: those of 8-bit keys and values, [2 · layers, KV heads, head size]; None: they are float32.
     """
     check_tensors(metadata, weights)
     network = Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
-    network.write()
+    network.write(hidden=hidden)
     weights.check_all_used()
     return network.file
 
@@ -96,7 +98,7 @@ class Network:
         self._interface()
         self._rotations()
 
-    def write(self) -> None:
+    def write(self, *, hidden: bool = False) -> None:
         self.begin()
         shape, layers = self.metadata, range(self.metadata.layers)
         x, y = self._embedding(), ""
@@ -105,7 +107,12 @@ class Network:
         if self.squares:
             x, y = self._picked(x, y)
         x, _ = self._sum_norm(x, y, "output_norm.weight")
-        x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
+        first = self._constant(np.array([0], np.int64))
+        if hidden:
+            self._node("Squeeze", [x, first])
+            self.file.nodes[-1].outputs = [HIDDEN]
+            self.file.outputs.append(ValueInfo(HIDDEN, FLOAT, ("R", shape.hidden)))
+        x = self._node("Squeeze", [x, first])
         logits = self._product(x, [(OUTPUT if self.weights.has(OUTPUT) else EMBEDDING, None)])
         scale = shape.number("logit_scale", 1.0)
         cap = shape.cap("final_logit_softcapping", shape.architecture.logits_cap)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.adapters.gguf_adapter import LORA_RANK, lora_modules, lora_projections
-from edgedecode.engines.interface import ADAPTERS, SQUARES
+from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME, HEAD
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
@@ -41,6 +41,7 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
         "lora": replace(_more(base, ADAPTERS), lora_rank=LORA_RANK, lora_modules=modules),
         "kv8": replace(base, kv_type="int8"),
         "squares": _more(base, SQUARES),
+        "hidden": _more(base, HIDDEN_ROWS),
     }
     return replace(entry, graphs=graphs, window=window)
 
@@ -97,6 +98,7 @@ def gguf_graph(
         context=entry.context,
         adapters=ADAPTERS in graph.capabilities,
         squares=SQUARES in graph.capabilities,
+        hidden=HIDDEN_ROWS in graph.capabilities,
         kv_scales=scales,
     )
     weights.release()

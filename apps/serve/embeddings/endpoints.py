@@ -1,0 +1,173 @@
+"""The endpoints of embeddings: OpenAI's /v1/embeddings, and Ollama's /api/embed and /api/embeddings."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgedecode import BudgetExceeded, InputError, Pair
+
+from ..guards import JsonResponse
+from ..models.one import Loaded, Models
+from ..ollama.keep_alive import KeepAlive, keep_seconds
+from ..ollama.models import Name
+from ..requests.asked import Prompt, PromptField, check_choice, read_prompts
+from ..requests.fields import check_fields, one_of, read_object, typed_body
+from ..running import Service
+from .pooling import Embedded, by_last_token, check_embeds, embedded
+
+_FORMATS = ("float", "base64")
+_NANO = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingBody:
+    """The body of /v1/embeddings. input: as `prompt` of completions. dimensions: the model's own, or none."""
+
+    input: PromptField
+    model: str | None = None
+    encoding_format: Annotated[str, one_of(*_FORMATS)] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Embedding(Struct):
+    """embedding: base64 is of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedBody:
+    """The body of /api/embed, and of the older /api/embeddings, which has `prompt`. options: none changes a result."""
+
+    model: Name
+    input: str | list[str] | None = None
+    prompt: str | None = None
+    truncate: bool | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+    dimensions: Annotated[int, Meta(ge=0)] | None = None
+
+
+class EmbeddingEndpoints:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._last: WeakKeyDictionary[Pair, bool] = WeakKeyDictionary()
+        """Whether a model's last token embeds a text."""
+
+    async def openai(self, request: Request) -> Response:
+        value = read_object(await request.body())
+        body = typed_body(value, EmbeddingBody)
+        check_fields(value, {each.name for each in fields(body)})
+        check_choice("encoding_format", body.encoding_format, _FORMATS)
+        texts = _texts(body.input)
+        found = await self._models.find(body.model or "", exact=False)
+        async with self._models.using(found) as model:
+            vectors = await self._embedded(model, texts, dimensions=body.dimensions, truncates=False)
+        data = [
+            Embedding(
+                "embedding",
+                number,
+                b64encode(each.values.astype("<f4").tobytes()).decode()
+                if body.encoding_format == "base64"
+                else each.values.tolist(),
+            )
+            for number, each in enumerate(vectors)
+        ]
+        count = sum(each.tokens for each in vectors)
+        return JsonResponse(EmbeddingList("list", data, body.model or found.pack, EmbeddingUsage(count, count)))
+
+    async def ollama(self, request: Request) -> Response:
+        return await self._ollama(request, older=False)
+
+    async def older(self, request: Request) -> Response:
+        return await self._ollama(request, older=True)
+
+    async def _ollama(self, request: Request, *, older: bool) -> Response:
+        began = perf_counter()
+        body = typed_body(read_object(await request.body()), EmbedBody)
+        seconds = keep_seconds(body.keep_alive)
+        given = body.prompt if older else body.input
+        texts: tuple[Prompt, ...] = ()  # it only loads the model
+        if given:
+            texts = _texts(given if isinstance(given, str) else [*given])
+        found = await self._models.find(body.model, exact=True)
+        async with self._models.using(found) as model:
+            model.keep_seconds = model.keep_seconds if model.stays else seconds
+            truncates = body.truncate is not False
+            vectors = await self._embedded(model, texts, dimensions=body.dimensions, truncates=truncates)
+        values = [each.values.tolist() for each in vectors]
+        if older:
+            return JsonResponse({"embedding": values[0] if values else []})
+        return JsonResponse(
+            {
+                "model": body.model,
+                "embeddings": values,
+                "total_duration": int((perf_counter() - began) * _NANO),
+                "load_duration": 0,
+                "prompt_eval_count": sum(each.tokens for each in vectors),
+            }
+        )
+
+    async def _embedded(
+        self, model: Loaded, texts: Sequence[Prompt], *, dimensions: int | None, truncates: bool
+    ) -> list[Embedded]:
+        """Embed texts one after the other, in a place of an answer."""
+        service = model.service
+        check_embeds(service)
+        size = service.pair.manifest.models["target"].hidden_size
+        if dimensions and dimensions != size:
+            raise InputError(f"dimensions is {dimensions}: this model's embeddings have {size}, and are not shortened")
+        await service.places.take()
+        service.places.running += 1
+        try:
+            if service.pair not in self._last:
+                self._last[service.pair] = await asyncio.to_thread(by_last_token, service.pair)
+            last = self._last[service.pair]
+            return [await _one(service, text, last=last, truncates=truncates) for text in texts]
+        finally:
+            service.places.running -= 1
+            service.places.leave()
+            await service.places.announce()
+
+
+async def _one(service: Service, text: Prompt, *, last: bool, truncates: bool) -> Embedded:
+    """Embed a text; sessions and models that nobody needs make room for it."""
+    while True:
+        try:
+            return await asyncio.to_thread(embedded, service, text, last=last, truncates=truncates)
+        except BudgetExceeded:
+            if not (await service.drop_session() or await service.places.find_room()):
+                raise
+
+
+def _texts(given: PromptField) -> tuple[Prompt, ...]:
+    """Return the texts of a field `input`. Raises InputError."""
+    try:
+        texts = read_prompts(given)
+    except InputError as error:
+        raise InputError(str(error).replace("prompt", "input", 1)) from None
+    if not all(texts):
+        raise InputError("input is empty: a text has at least one token")
+    return texts
