@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
     arguments = _stats_joined(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read by ONNX Runtime when it is imported; nothing leaves here
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")  # torch's 1,024 would take gigabytes in `distil`
     piped_bytes.cache_clear()
     _open_streams()
     if sys.stdout is None:

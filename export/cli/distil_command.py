@@ -47,6 +47,7 @@ class DistilCommand:
             "--answers", type=Path, metavar="FILE.jsonl", help="texts in ids, as OUT/texts.jsonl has them"
         )
         parser.add_argument("--init", type=Path, metavar="FOLDER", help="start from one that was trained before")
+        parser.add_argument("--adapter", metavar="NAME", help="the target answers with this adapter of the pack")
         parser.add_argument("--out", type=Path, metavar="FOLDER", help="of result and work (default: MODEL-KIND)")
         parser.add_argument("--resume", action="store_true", help="go on with the work in --out")
         add_json(parser)
@@ -72,9 +73,9 @@ def _run(arguments: Namespace) -> Report:
     minutes = arguments.minutes or (None if arguments.tokens else _MINUTES)
     out = arguments.out or Path(f"{Path(arguments.pack).stem}-{arguments.kind}")
     files = {name: getattr(arguments, name) for name in ("prompts", "answers", "init")}
-    request = DistilRequest(
-        root, out, arguments.kind, minutes=minutes, tokens=arguments.tokens, **files, resume=arguments.resume
-    )
+    length = {"minutes": minutes, "tokens": arguments.tokens}
+    more = {"adapter": arguments.adapter, "resume": arguments.resume}
+    request = DistilRequest(root, out, arguments.kind, **length, **files, **more)
     measured: list[Progress] = []
 
     def announce(plan: DistilPlan) -> None:
@@ -86,7 +87,7 @@ def _run(arguments: Namespace) -> Report:
 
     with live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
         try:
-            outcome = add_if_better(root, out, work.kind, work.run(), stages)
+            outcome = add_if_better(root, out, work.kind, work.run(), stages, adapter=arguments.adapter)
         except (KeyboardInterrupt, SystemExit):
             print(f"edgedecode: what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
             raise

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +19,7 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.new_folder import link_or_copy
 
 from ..stages import Stages
-from .kind import TRIAL, Kind
+from .kinds.kind import TRIAL, Kind
 from .speed import speed_ups, tokens_a_round
 from .texts import Text
 
@@ -61,20 +62,24 @@ class Outcome:
         return self.gain.is_clear
 
 
-def add_if_better(root: Path, folder: Path, kind: Kind, texts: Sequence[Text], stages: Stages) -> Outcome:
-    """Compare the pack with and without what was trained in the folder. Raises as `Kind.add` and `speed_ups`."""
+def add_if_better(
+    root: Path, folder: Path, kind: Kind, texts: Sequence[Text], stages: Stages, *, adapter: str | None = None
+) -> Outcome:
+    """Compare the pack with and without what was trained in the folder. Raises as `Kind.add` and `speed_ups`.
+
+    adapter: that the target answers with.
+    """
     replaces = kind.is_alike(root)
     with (
         stages.stage("measuring the speed", (4 if replaces else 2) * len(texts)) as advance,
         _copy(root, folder) as trial,
     ):
         kind.add(trial, folder, stages)
-        before, after = (speed_ups(pack, texts, advance=advance) for pack in (root, trial))
+        before, after = (speed_ups(pack, texts, adapter=adapter, advance=advance) for pack in (root, trial))
         gain = Gain.of(before, after)
         if replaces:
-            gain = Gain.of(
-                *(tokens_a_round(pack, texts, drafter=kind.drafter, advance=advance) for pack in (root, trial))
-            )
+            rounds = partial(tokens_a_round, drafter=kind.drafter, adapter=adapter, advance=advance)
+            gain = Gain.of(rounds(root, texts), rounds(trial, texts))
     outcome = Outcome(mean(before), mean(after), gain, len(texts), replaces)
     if outcome.added:
         kind.add(root, folder, stages)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +16,11 @@ from statistics import median
 from time import monotonic
 
 from edgedecode import load
-from edgedecode.engines.interface import ModelRequest
+from edgedecode.adapters.pack_adapters import PackAdapters
+from edgedecode.engines.interface import ADAPTERS, ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
+from edgedecode.fair_lock import FairLock
 from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.sizes import format_nbytes
@@ -31,11 +33,11 @@ from ..stages import Stages
 from .acceptance import Acceptance, Trend, measure, together
 from .batches import Batches
 from .costs import PassCosts, pass_costs
-from .draft_kind import DraftKind
-from .head_folder import WEIGHTS
-from .head_kind import HeadKind
-from .head_network import DEPTH
-from .kind import Kind
+from .kinds.draft_kind import DraftKind
+from .kinds.head_folder import WEIGHTS
+from .kinds.head_kind import HeadKind
+from .kinds.head_network import DEPTH
+from .kinds.kind import Kind
 from .labels import Labels, labelled, write_labels
 from .plan import DistilPlan, distil_plan
 from .target_weights import TargetWeights
@@ -69,6 +71,8 @@ class DistilRequest:
     prompts: Path | None = None
     answers: Path | None = None
     init: Path | None = None
+    adapter: str | None = None
+    """The target's, that answers and labels are written with."""
     resume: bool = False
 
     def options(self) -> dict[str, object]:
@@ -115,6 +119,7 @@ class Distillation:
         self._request, self._stages, self._planned, self._report = request, stages, planned, report
         self._manifest = check_pack(request.root)
         self._entry = self._manifest.located("target")
+        self._adapter = None if request.adapter is None else self._manifest.located_adapter(request.adapter)
         self.kind = _KINDS[request.kind](request.root, request.init)
         self._started = monotonic()
         self._lock = self._begin()
@@ -140,6 +145,7 @@ class Distillation:
     def _begin(self) -> Lock:
         """Make the folder, or check that it holds such a work. Return its lock."""
         out, options = self._request.out, {"target": self._weights.sha256, **self._request.options()}
+        options["adapter"] = self._adapter and _digest(self._request.root / self._adapter.file)
         path = out / _OPTIONS
         if self._request.resume:
             try:
@@ -170,7 +176,8 @@ class Distillation:
             return read_texts(path, vocabulary_size=size)
         prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts, family="")
         wanted, seconds = request.tokens, 60 * WRITING_SHARE * (request.minutes or 0)
-        with closing(load(request.root)) as pair, self._stages.stage("writing answers", wanted or int(seconds)) as step:
+        stage = self._stages.stage("writing answers", wanted or int(seconds))
+        with load(request.root, adapters=self._adapter is not None) as pair, stage as step:
             written, shown, began = 0, 0, monotonic()
 
             def advance(text: Text) -> bool:
@@ -184,7 +191,7 @@ class Distillation:
                 shown = now
                 return now < (wanted or seconds)
 
-            write_texts(pair, short_enough(pair, prompts), path, advance=advance)
+            write_texts(pair, short_enough(pair, prompts), path, advance=advance, adapter=request.adapter)
         return read_texts(path, vocabulary_size=size)
 
     def _plan(self, target: TargetWeights, tokens: int) -> None:
@@ -207,11 +214,14 @@ class Distillation:
     def _label(self, path: Path, texts: Sequence[Text], *, width: int) -> PassCosts:
         """Write the labels that the file lacks, and time the target's passes."""
         done = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
-        size = self._manifest.vocabulary_size
-        request = ModelRequest(self._entry, self._request.root, "target", size, Budget(), taps=self.kind.taps)
+        root, name, size, budget = self._request.root, "target", self._manifest.vocabulary_size, Budget()
+        needs = () if self._adapter is None else (ADAPTERS,)
+        request = ModelRequest(self._entry, root, name, size, budget, needs=needs, taps=self.kind.taps)
         model = find_runtime("onnx").open(request)
+        adapters = PackAdapters(self._manifest, root, model=model, budget=budget, turn=FairLock())
         with self._stages.stage("reading answers", sum(len(text.tokens) for text in texts[done:])) as step:
-            write_labels(model, texts[done:], path, width=width, done=lambda text: step(len(text.tokens)))
+            adapter = adapters.choice().choose(self._request.adapter)
+            write_labels(model, texts[done:], path, width=width, adapter=adapter, done=step)
         return pass_costs(model, weights_nbytes=self._weights.nbytes)
 
     @contextmanager

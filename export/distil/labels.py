@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from os import SEEK_END
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.model import FeatureState, LanguageModel
 from edgedecode.errors import InputError
+from edgedecode.sessions.target_reading import adapter_span
 
 from .texts import Text
 
@@ -74,11 +76,18 @@ def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool)
 
 
 def write_labels(
-    model: LanguageModel, texts: Sequence[Text], path: Path, *, width: int, done: Callable[[Text], None]
+    model: LanguageModel,
+    texts: Sequence[Text],
+    path: Path,
+    *,
+    width: int,
+    adapter: ActiveAdapter | None,
+    done: Callable[[int], None],
 ) -> None:
     """Add the labels of texts to a file, with features of this width, or none.
 
-    model: opened with the taps. Raises InputError for too long a text.
+    model: opened with the taps, and with the adapter if there is one. done: is told of each text's tokens. Raises
+    InputError for too long a text.
     """
     longest = max((len(text.tokens) for text in texts), default=0)
     if longest > model.card.context:
@@ -90,9 +99,11 @@ def write_labels(
             features = state.keep_features()
         for text in texts:
             state.crop(0)
-            for start in range(0, len(text.tokens), _PASS):
-                piece = text.tokens[start : start + _PASS]
-                logits = torch.from_numpy(model.forward(piece, state, rows="all").logits)
+            span = adapter_span(adapter, text.prompt)
+            starts = sorted({*range(0, len(text.tokens), _PASS), span.start, len(text.tokens)})
+            for start, end in pairwise(starts):
+                piece = text.tokens[start:end]
+                logits = torch.from_numpy(model.forward(piece, state, rows="all", adapter=span.at(start)).logits)
                 top = logits.topk(TOP)
                 logs = top.values - logits.logsumexp(-1, keepdim=True)
                 state.keep(range(len(piece)))
@@ -102,4 +113,4 @@ def write_labels(
                     rows["features"] = values.bfloat16().view(torch.uint16).numpy()
                 rows["ids"], rows["logs"] = top.indices.numpy(), logs.numpy()
                 file.write(rows.tobytes())
-            done(text)
+            done(len(text.tokens))

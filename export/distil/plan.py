@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgedecode.memory.sizes import format_nbytes
 
 from .batches import POSITIONS
-from .head_network import HeadSizes
+from .kinds.head_network import HeadSizes
 from .labels import TOP, label_type
 from .texts import CONTEXT
 

@@ -91,26 +91,28 @@ def read_texts(path: Path, *, vocabulary_size: int) -> list[Text]:
     return texts
 
 
-def write_texts(pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: Callable[[Text], bool]) -> None:
+def write_texts(
+    pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: Callable[[Text], bool], adapter: str | None = None
+) -> None:
     """Let the target answer until `advance` says that it is enough; go on after the texts of an earlier call.
 
-    advance: is told of each text. First come the given prompts, greedy and sampled in turns, then prompts that the
-    target writes itself, as the given ones are few and greedy answers do not differ. Each text depends only on its
-    number: the file is the same however often the writing stopped.
+    adapter: that it answers with. advance: is told of each text. First come the given prompts, greedy and sampled in
+    turns, then prompts that the target writes itself, as the given ones are few and greedy answers do not differ. Each
+    text depends only on its number: the file is the same however often the writing stopped.
     """
     kept = read_texts(path, vocabulary_size=pair.tokenizer.size) if path.exists() else []
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(file.seek(sum(len(text.line) for text in kept)))
         if kept and not all(advance(text) for text in kept):
             return
-        for text in _texts(pair, prompts, first=len(kept)):
+        for text in _texts(pair, prompts, first=len(kept), adapter=adapter):
             file.write(text.line)
             file.flush()
             if not advance(text):
                 return
 
 
-def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int) -> Iterator[Text]:
+def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int, adapter: str | None) -> Iterator[Text]:
     begin, lengths = _beginning(pair), Lengths.of(pair)
     for start in count(first, TOGETHER):
         numbers = range(start, start + TOGETHER)
@@ -122,7 +124,8 @@ def _texts(pair: Pair, prompts: Sequence[Prompt], *, first: int) -> Iterator[Tex
             here = [index for index, each in enumerate(asked) if each.temperature == temperature]
             sampling = SamplingOptions(temperature=temperature)
             seeds = [numbers[index] for index in here]
-            found = _answered(pair, [tokens[index] for index in here], sampling, seeds, most=lengths.answer)
+            given = [tokens[index] for index in here]
+            found = _answered(pair, given, sampling, seeds, most=lengths.answer, adapter=adapter)
             answers |= {index: each.tokens for index, each in zip(here, found, strict=True)}
         for index, each in enumerate(asked):
             yield Text(tokens[index], answers[index], each.temperature, each.prompt.family, each.held_out)
@@ -176,16 +179,23 @@ def _own(pair: Pair, begin: Sequence[int], lengths: Lengths, *, numbers: Sequenc
 
 
 def _answered(
-    pair: Pair, prompts: Sequence[Sequence[int]], sampling: SamplingOptions, seeds: Sequence[int], *, most: int
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
+    seeds: Sequence[int],
+    *,
+    most: int,
+    adapter: str | None = None,
 ) -> list[Completion]:
-    """Return what the target continues each of these prompts with, all at once where its engine can."""
+    """Return what the target continues each of these prompts with: without an adapter, all at once where it can."""
     if not prompts:
         return []
-    at_once, card = pair.target.card.tree, pair.target.card
+    card = pair.target.card
+    at_once = card.tree and adapter is None
     longest = max(map(len, prompts)) + most
     together = SessionDetails(samples=len(prompts)) if at_once else SessionDetails()
     context = min(longest * len(prompts) if at_once else longest, MOST_ROWS, card.context)
-    options = SessionOptions(sampling=sampling, context=max(longest, context), details=together)
+    options = SessionOptions(sampling, adapter, context=max(longest, context), details=together)
     with pair.session(options) as session:
         if at_once:
             return session.completions(prompts, seeds=seeds, max_tokens=most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,8 +22,6 @@ MEAN_DEPTH = sum(1 - share for share in DEEPER_FROM)
 DEPTH_WEIGHT = 0.8
 RATE, LEAST_RATE, WARM_UP = 3e-3, 0.03, 0.03
 """The learning rate grows for a share of the steps, and falls linearly to a share of it."""
-_FEW_SHAPES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16"
-"""Of torch's 1,024 kernels for products of as many shapes, which grow to gigabytes: hardly a batch has another's."""
 
 
 @torch.autocast("cpu", torch.bfloat16)
@@ -54,7 +51,6 @@ class Training:
     """The state of a training: the network, its optimizer, and how many of its steps are done."""
 
     def __init__(self, network: Network, table: Tensor, batches: Batches, texts: Sequence[int]) -> None:
-        os.environ.setdefault(*_FEW_SHAPES)  # which is read at the first product
         self.network, self._table, self._batches, self._texts = network, table, batches, texts
         self._optimizer = torch.optim.AdamW(
             network.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True

@@ -17,11 +17,11 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 
 import torch
 
-from edgedecode import load
+from edgedecode import SamplingOptions, SessionOptions, load
 from edgedecode.cli import main
 from edgedecode.errors import ExportError, InputError
 from edgedecode.export.distil.distil import Distillation, DistilRequest
-from edgedecode.export.distil.labels import label_type, labelled
+from edgedecode.export.distil.labels import Labels, label_type, labelled
 from edgedecode.export.distil.plan import DistilPlan
 from edgedecode.export.distil.speed import speed_ups, tokens_a_round
 from edgedecode.export.distil.texts import (
@@ -40,6 +40,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.text.prompts import Prompt, parse_prompts
+from tests.peft_folders import write_peft
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1500
@@ -215,10 +216,10 @@ def test_tokens_a_round_are_counted_by_text(pack: Path, tmp_path: Path) -> None:
     with load(pack) as pair:
         write_texts(pair, bundled_prompts(), tmp_path / "texts.jsonl", advance=enough(3, []))
         texts = read_texts(tmp_path / "texts.jsonl", vocabulary_size=pair.tokenizer.size)
-    found = tokens_a_round(pack, texts, drafter="model", advance=lambda count: None)
+    found = tokens_a_round(pack, texts, drafter="model", adapter=None, advance=lambda count: None)
     assert len(found) == 3
     assert all(1.0 <= each <= 4.0 for each in found)
-    assert found == tokens_a_round(pack, texts, drafter="model", advance=lambda count: None)
+    assert found == tokens_a_round(pack, texts, drafter="model", adapter=None, advance=lambda count: None)
 
 
 def test_labels_of_other_texts_are_written_again_and_never_trained_on(tmp_path: Path) -> None:
@@ -244,7 +245,36 @@ def test_a_target_of_few_positions_writes_shorter_texts(pack: Path, tmp_path: Pa
     request = DistilRequest(pack, tmp_path / "head", tokens=TOKENS)
     held_out = Distillation(request, Stages()).run()
     assert max(len(text.tokens) for text in held_out) <= 208
-    assert len(speed_ups(pack, held_out[:1], advance=lambda count: None)) == 1
+    assert len(speed_ups(pack, held_out[:1], adapter=None, advance=lambda count: None)) == 1
+
+
+def test_answers_and_labels_are_those_with_the_adapter(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgedecode.export.distil.distil.EPOCHS", 1)
+    assert main(["adapter", "add", str(pack), f"tone={write_peft(tmp_path / 'tone', seed=3, size=0.05)}"]) == 0
+    out = tmp_path / "head"
+    request = DistilRequest(pack, out, tokens=TOKENS, adapter="tone")
+    Distillation(request, Stages()).run()
+    manifest = Manifest.load(pack)
+    texts = read_texts(out / "texts.jsonl", vocabulary_size=manifest.vocabulary_size)
+    labels = Labels.open(out / "labels.bin", texts, width=3 * manifest.models["target"].hidden_size)
+    greedy = [index for index, text in enumerate(texts) if text.temperature == 0]
+    assert len(greedy) > 1
+    for index in greedy:
+        text = texts[index]
+        chosen = labels.of(index)["ids"][len(text.prompt) - 1 : -1, 0]
+        assert tuple(chosen) == text.answer
+    with load(pack) as pair, pair.session(SessionOptions(sampling=SamplingOptions())) as session:
+        plain = session.collect(session.complete(texts[0].prompt, max_tokens=len(texts[0].answer))).tokens
+    assert plain != texts[0].answer
+    speeds = speed_ups(pack, [text for text in texts if text.held_out][:1], adapter="tone", advance=lambda count: None)
+    assert len(speeds) == 1
+    given = ["distil", str(pack), "--tokens", str(TOKENS), "--out", str(out), "--resume"]
+    assert main(given) == 1
+    assert "was begun with another --adapter" in capsys.readouterr().err
+    assert main([*given, "--adapter", "none"]) == 1
+    assert "has no adapter 'none'" in capsys.readouterr().err
 
 
 def test_answers_of_other_programs_are_read(pack: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.export.distil.batches import Batch
-from edgedecode.export.distil.draft_network import new_draft
+from edgedecode.export.distil.kinds.draft_network import new_draft
 from edgedecode.export.distil.target_weights import TargetWeights
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
@@ -40,7 +40,8 @@ CHILD = """
 import sys
 from pathlib import Path
 import torch
-from edgedecode.export.distil import distil, kind, draft_kind
+from edgedecode.export.distil import distil
+from edgedecode.export.distil.kinds import draft_kind
 from edgedecode.export.stages import Stages
 distil.EPOCHS = 3
 draft_kind.ROWS = 1024
@@ -62,7 +63,7 @@ def batch(tokens: torch.Tensor) -> Batch:
 def test_a_draft_of_all_layers_is_its_target(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgedecode.export.distil.draft_network.LAYERS", 2)
+    monkeypatch.setattr("edgedecode.export.distil.kinds.draft_network.LAYERS", 2)
     shape = ToyShape(head_size=16, rows=128)
     entry = write_toy_gguf(tmp_path, shape, architecture=architecture)
     target = TargetWeights(tmp_path / GGUF)
@@ -130,7 +131,7 @@ def test_it_is_read_by_transformers_and_replaces_the_packs_draft(
     speeds = [[1.1, 1.1], [1.2, 1.0], [1.1, 1.1], [1.2, 1.3], [1.1, 1.1], [1.2, 1.3]]
     monkeypatch.setattr("edgedecode.export.distil.adding.speed_ups", lambda *_, **__: speeds.pop(0))
     monkeypatch.setattr("edgedecode.export.distil.distil.EPOCHS", 1)
-    monkeypatch.setattr("edgedecode.export.distil.draft_kind.ROWS", 1024)
+    monkeypatch.setattr("edgedecode.export.distil.kinds.draft_kind.ROWS", 1024)
     answers = ["--answers", str(trained / "texts.jsonl"), "--init", str(trained), "--kind", "draft"]
     assert main(["distil", str(pack), *answers, "--out", str(out)]) == 0
     assert "no clear gain" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import torch
 
 from edgedecode.export.distil.acceptance import MOST_DEPTH, measure
 from edgedecode.export.distil.batches import Batch
-from edgedecode.export.distil.head_network import HeadNetwork, HeadSizes
+from edgedecode.export.distil.kinds.head_network import HeadNetwork, HeadSizes
 from edgedecode.export.distil.top_loss import TopLoss
 from edgedecode.export.distil.training import draft_loss
 from tests.export.heads.written import Reference, TinyHead

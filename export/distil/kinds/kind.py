@@ -12,15 +12,17 @@ from torch import Tensor
 
 from edgedecode.arrays import IntArray
 
-from ..stages import Stages
-from .network import Network
-from .plan import Needs
-from .target_weights import TargetWeights
-from .texts import Text
+from ...stages import Stages
+from ..network import Network
+from ..plan import Needs
+from ..target_weights import TargetWeights
+from ..texts import Text
 
 ROWS = 8192
 """Ids that are proposed: those most used are 95% of SmolLM2-135M's held-out answers, and a step of its head costs 0.05
 to 0.07 of its own."""
+IDS = "draft.ids"
+"""The file of the ids whose logits a draft model was trained on."""
 TRIAL = "trial-"
 """Begins the names of temporary folders in the work's folder."""
 

@@ -14,20 +14,19 @@ from edgedecode.pack.new_folder import link_or_copy
 from edgedecode.pack.pack_change import changed_pack
 from edgedecode.pack.token_map import write_token_ids
 
-from ..base_model import open_source
-from ..checks.model_checks import CheckTexts
-from ..graph.checkpoint import weight_files
-from ..graph.graph_request import Span
-from ..graph.quantize import Scheme
-from ..graph.recipe import Recipe
-from ..job import ModelJob
-from ..kept_steps import KeptSteps
-from ..model_export import export_model
-from ..stages import Stages
-from ..trim.trim_pack import ENGINE
-from ..trim.trimmed_graph import write_trimmed
-from .draft_kind import IDS
-from .kind import TRIAL
+from ...base_model import open_source
+from ...checks.model_checks import CheckTexts
+from ...graph.checkpoint import weight_files
+from ...graph.graph_request import Span
+from ...graph.quantize import Scheme
+from ...graph.recipe import Recipe
+from ...job import ModelJob
+from ...kept_steps import KeptSteps
+from ...model_export import export_model
+from ...stages import Stages
+from ...trim.trim_pack import ENGINE
+from ...trim.trimmed_graph import write_trimmed
+from .kind import IDS, TRIAL
 
 
 def add_draft(root: Path, folder: Path, stages: Stages) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-from .batches import Batch
-from .network import Network
+from ..batches import Batch
+from ..network import Network
 
 DEPTH = 3
 """Steps of a draft that are trained, each on the outputs of the one before (2503.01840, §3.2)."""

@@ -9,16 +9,16 @@ from edgedecode.errors import ExportError
 from edgedecode.pack.entries import HEAD
 from edgedecode.pack.manifest import Manifest
 
-from ..heads.head import LEAST_LAYERS, default_taps
-from ..heads.pack_head import add_head
-from ..stages import Stages
+from ...heads.head import LEAST_LAYERS, default_taps
+from ...heads.pack_head import add_head
+from ...stages import Stages
+from ..plan import Needs
+from ..target_weights import TargetWeights
+from ..texts import Text
 from .head_folder import write_head
 from .head_network import DEPTH, HeadNetwork
 from .kind import ROWS, Started, frequent_ids
-from .plan import Needs
 from .start import earlier_head, new_head, sizes_of
-from .target_weights import TargetWeights
-from .texts import Text
 
 
 class HeadKind:

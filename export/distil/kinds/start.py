@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
 
+from ..target_weights import TargetWeights
 from .head_folder import WEIGHTS
 from .head_network import HeadNetwork, HeadSizes
-from .target_weights import TargetWeights
 
 _SPREAD = 0.02
 """Deviation of what starts at random."""

@@ -16,10 +16,10 @@ from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import ARCHITECTURES, BY_NAME
 
-from .batches import Batch
-from .network import Network
+from ..batches import Batch
+from ..network import Network
+from ..target_weights import TargetWeights
 from .start import sizes_of
-from .target_weights import TargetWeights
 
 LAYERS = 2
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

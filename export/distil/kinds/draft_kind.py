@@ -18,17 +18,15 @@ from edgedecode.pack.entries import DRAFT
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.token_map import write_token_ids
 
-from ..frameworks import require_frameworks
-from ..stages import Stages
+from ...frameworks import require_frameworks
+from ...stages import Stages
+from ..plan import Needs
+from ..target_weights import TargetWeights
+from ..texts import Text
 from .head_folder import WEIGHTS, save_weights
-from .kind import ROWS, Started, frequent_ids
-from .plan import Needs
+from .kind import IDS, ROWS, Started, frequent_ids
 from .start import sizes_of
-from .target_weights import TargetWeights
-from .texts import Text
 
-IDS = "draft.ids"
-"""The ids whose logits were trained."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
