@@ -258,7 +258,11 @@ def _warn_if_short(manifest: Manifest) -> None:
 
 
 def _open_on_first(
-    name: str, open_on: Callable[[Runtime], Pair], *, others: Callable[[], Sequence[str]], shared: SharedBudget | None
+    name: str,
+    open_on: Callable[[Runtime], Pair],
+    *,
+    others: Callable[[], Sequence[str]],
+    shared: SharedBudget | None = None,
 ) -> Pair:
     """Open the pair on this engine, or the first of the others that can; notify the user of each failure's reason."""
     try:
