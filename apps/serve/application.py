@@ -143,7 +143,7 @@ class _Endpoints:
         return JsonResponse(description(await self._models.names()))
 
     async def models(self, _: Request) -> Response:
-        return JsonResponse(ModelList("list", [described_model(each) for each in await self._models.listed()]))
+        return JsonResponse(ModelList.of([described_model(each) for each in await self._models.listed()]))
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]

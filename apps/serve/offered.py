@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Literal
 
@@ -25,11 +26,17 @@ _LATEST = "latest"
 
 
 class Model(Struct):
-    """context_length, max_model_len and meta.n_ctx: the same, under the names that clients look for."""
+    """context_length, max_model_len and meta.n_ctx: the same, under the names that clients look for.
+
+    type, display_name, created_at: as Anthropic's clients look for them.
+    """
 
     id: str
     object: Literal["model"]
     created: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     owned_by: str
     context_length: int
     max_model_len: int
@@ -42,8 +49,18 @@ class Health(Struct):
 
 
 class ModelList(Struct):
+    """has_more, first_id, last_id: for Anthropic's clients, which read a list in pages."""
+
     object: Literal["list"]
     data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+    @classmethod
+    def of(cls, data: list[Model]) -> "ModelList":
+        ids: list[str | None] = [*(each.id for each in data)] or [None]
+        return cls("list", data, False, ids[0], ids[-1])
 
 
 def adapter_names(pair: Pair) -> list[str]:
@@ -141,7 +158,18 @@ def described_model(listed: Listed) -> Model:
     """Return a model as `/v1/models` has it."""
     meta = {"n_ctx": listed.context, "n_ctx_train": listed.trained}
     meta |= {"n_vocab": listed.vocabulary} if listed.vocabulary else {}
-    return Model(listed.name, "model", listed.created, "edgedecode", listed.context, listed.context, meta)
+    return Model(
+        id=listed.name,
+        object="model",
+        created=listed.created,
+        type="model",
+        display_name=listed.name,
+        created_at=datetime.fromtimestamp(listed.created, UTC).isoformat(),
+        owned_by="edgedecode",
+        context_length=listed.context,
+        max_model_len=listed.context,
+        meta=meta,
+    )
 
 
 def context_length(service: Service) -> int:

@@ -11,6 +11,7 @@ from tests.apps.serving import KEY, QUESTION, STORY, TOOLS, Running, lone
 from edgedecode import SamplingOptions
 from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.apps.serve.offered import model_names
 from edgedecode.apps.serve.requests.asked import Asked
 
 SERVER = {"limits": Limits(key=KEY)}
@@ -210,6 +211,10 @@ def test_anthropics_client_chats(server: Running) -> None:
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
         asks["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         assert client.messages.create(model="demo", max_tokens=8, **asks).role == "assistant"
+        models = [*client.models.list()]
+        assert [each.id for each in models] == model_names(server.pair)
+        assert (models[0].type, models[0].display_name) == ("model", "demo")
+        assert client.models.retrieve("demo").created_at == models[0].created_at
         beta = client.beta.messages.create(**given, max_tokens=4, betas=["interleaved-thinking-2025-05-14"])
         assert beta.usage.output_tokens == 4
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
