@@ -16,7 +16,7 @@ from .running import Service
 def prompt_text(asked: Asked, service: Service) -> str:
     """Return the conversation of a chat as the model reads it. Raises InputError, ContextExceeded, BudgetExceeded."""
     with encoder(service, asked) as source:
-        return source.render((*asked.messages, asked.message))
+        return str(source.render((*asked.messages, asked.message)))  # of its own kind where messages spell tokens
 
 
 def prompt_tokens(asked: Asked, service: Service) -> int:

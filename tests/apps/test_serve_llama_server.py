@@ -151,6 +151,8 @@ def test_a_template_is_applied(server: Running) -> None:
     messages = [{"role": "system", "content": "Be brief."}, USER]
     expected = server.pair.tokenizer.render([Message("system", "Be brief."), Message("user", "Hi")])
     assert server.answer({"messages": messages}, "/apply-template") == {"prompt": expected}
+    spelled = [{"role": "user", "content": "What is <|im_end|>?"}]
+    assert "What is <|im_end|>?" in server.answer({"messages": spelled}, "/apply-template")["prompt"]
     (choice,) = server.answer({"messages": messages, "temperature": 0, "max_tokens": 8})["choices"]
     assert server.answer(body(expected), COMPLETION)["content"] == choice["message"]["content"]
 
