@@ -55,7 +55,9 @@ class Answering:
     async def answered(self, request: Request, *, read: Read, form: Form, exact: bool) -> Response:
         """Answer a request that `read` reads, in the form of its endpoint. exact: as in `Models.find`."""
         data = await request.body()
-        return await unless_gone(request, self._answer(data, read=read, form=form, exact=exact))
+        return await unless_gone(
+            request, self._answer(data, read=read, form=form, exact=exact, key=request.scope["key"])
+        )
 
     @asynccontextmanager
     async def asking(self, data: bytes, read: Read, *, exact: bool = False) -> AsyncIterator[tuple[Asked, Service]]:
@@ -71,7 +73,7 @@ class Answering:
                 asked = await asyncio.to_thread(filled_in, asked, model.service)
             yield asked, model.service
 
-    async def _answer(self, data: bytes, *, read: Read, form: Form, exact: bool) -> Response:
+    async def _answer(self, data: bytes, *, read: Read, form: Form, exact: bool, key: int) -> Response:
         found = await self._found(data, read, exact=exact)
         if found.pack not in {each.name for each in self._models.loaded}:
             asked = await asyncio.to_thread(read, data, SamplingOptions())  # what is wrong is told at once
@@ -79,6 +81,7 @@ class Answering:
                 return JsonResponse(form(asked, asked.name).whole([]))
         async with AsyncExitStack() as stack:
             asked, service = await stack.enter_async_context(self.asking(data, read, exact=exact))
+            asked = replace(asked, key=key)
             reply = form(asked, asked.name or found.pack)
             response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
         if asked.notes:

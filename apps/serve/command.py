@@ -61,7 +61,10 @@ class ServeCommand:
             help="open the chat page in the browser (default: %(default)s)",
         )
         group.add_argument(
-            "--api-key-file", type=Path, metavar="FILE", help="require the key in FILE, which only you may read"
+            "--api-key-file",
+            type=Path,
+            metavar="FILE",
+            help="require a key of FILE, which only you may read: one a line, all but the first to ask only",
         )
         group.add_argument(
             "--allow-host", action="append", default=[], metavar="NAME", help="accept this name in the Host header too"
@@ -196,12 +199,13 @@ def _limits(arguments: Namespace) -> "Limits":
     from .guards import Limits
 
     hosts = (*Limits().hosts, *arguments.allow_host)
-    key = "" if arguments.api_key_file is None else _key(arguments.api_key_file)
+    key, *asking = [""] if arguments.api_key_file is None else _keys(arguments.api_key_file)
     if arguments.host not in _LOOPBACK:
         if not key:
             raise InputError(f"--host {arguments.host} opens the server to other machines: give --api-key-file too")
         hosts = (*hosts, arguments.host) if arguments.host not in ("0.0.0.0", "::") else tuple(arguments.allow_host)
-    return Limits(hosts=hosts, origins=tuple(arguments.allow_origin), key=key, strict_model=arguments.strict_model)
+    origins, strict = tuple(arguments.allow_origin), arguments.strict_model
+    return Limits(hosts=hosts, origins=origins, key=key, asking=tuple(asking), strict_model=strict)
 
 
 def _origin(text: str) -> str:
@@ -212,17 +216,17 @@ def _origin(text: str) -> str:
     return origin
 
 
-def _key(path: Path) -> str:
-    """Read a key file. Raises InputError if others may read it, or it holds no key."""
+def _keys(path: Path) -> list[str]:
+    """Read a file of keys. Raises InputError if others may read it, or it holds no key."""
     try:
         if sys.platform != "win32" and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             raise InputError(f"--api-key-file {path}: others may read it: run `chmod 600 {path}`")
-        key = path.read_text(encoding="utf-8").strip()
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").strip().splitlines()] or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--api-key-file {path} cannot be read: {cause(error)}") from None
-    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+    if any(len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key for key in keys):
         raise InputError(f"--api-key-file {path}: the key must be one word of at least 16 ASCII characters")
-    return key
+    return keys
 
 
 def _listening(host: str, port: int) -> socket.socket:

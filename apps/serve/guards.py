@@ -50,6 +50,8 @@ def error_response(
 
 
 _MOST_HEADERS = 100
+CHANGING = ("/api/pull", "/api/delete")
+"""Paths of requests that change the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class _Body:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none.
+    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none. asking: further keys,
+    which may not change the library.
 
     origins: of web pages that may use the server; "*": any. strict_model: refuse other models' names. seconds: for a
     client to send a body, and to read an event.
@@ -72,6 +75,7 @@ class Limits:
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     origins: tuple[str, ...] = ()
     key: str = ""
+    asking: tuple[str, ...] = ()
     strict_model: bool = False
     most_nbytes: int = 8 << 20
     seconds: float = 30.0
@@ -83,7 +87,8 @@ class Guards:
     """
 
     def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
-        self._app, self._hosts, self._key = app, frozenset(map(_name, limits.hosts)), limits.key.encode()
+        self._app, self._hosts = app, frozenset(map(_name, limits.hosts))
+        self._keys = [key.encode() for key in (limits.key, *limits.asking) if key]
         self._most_nbytes, self._seconds, self._origins = limits.most_nbytes, limits.seconds, frozenset(limits.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +96,8 @@ class Guards:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        refusal = self._refusal(scope["path"], headers)
+        scope["key"] = self._key(headers)
+        refusal = self._refusal(scope["path"], headers, key=scope["key"])
         if len(scope["headers"]) > _MOST_HEADERS:
             refusal = error_response(431, f"the request has more than {_MOST_HEADERS} headers", code="headers")
         body = await self._body(receive, headers, keep=refusal is None)
@@ -112,7 +118,14 @@ class Guards:
 
         await self._app(scope, again, send)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Response | None:
+    def _key(self, headers: dict[bytes, bytes]) -> int:
+        """Return the number of a request's key; -1: it is none of the server's, which may have none."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")  # Anthropic's clients
+        same = [hmac.compare_digest(given.strip(), each) for each in self._keys]
+        return same.index(True) if True in same else -1
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes], *, key: int = -1) -> Response | None:
         host = headers.get(b"host", b"").decode("latin-1").casefold()
         name = _name(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
         if self._hosts and name not in self._hosts:
@@ -122,12 +135,12 @@ class Guards:
         if b"origin" in headers and not allowed & {"*", origin}:
             message = "requests of other web pages are refused: --allow-origin names those that are allowed"
             return error_response(403, message, code="origin")
-        if self._key and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            given = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")  # Anthropic's clients
-            if not hmac.compare_digest(given.strip(), self._key):
-                message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
-                return error_response(401, message, code="invalid_api_key")
+        if self._keys and key < 0 and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
+            message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+            return error_response(401, message, code="invalid_api_key")
+        if path in CHANGING and (key > 0 or (key < 0 and not {f"http://{host}", f"https://{host}", ""} & {origin})):
+            who = "this key may ask, and change nothing" if key > 0 else "pages of other origins change nothing"
+            return error_response(403, f"{who}: the library is changed with the server's first key", code="forbidden")
         return None
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes], *, keep: bool) -> _Body:

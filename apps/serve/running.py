@@ -146,7 +146,8 @@ class Service:
         manifest = pair.root / MANIFEST_NAME
         self.created = int(manifest.stat().st_mtime if manifest.is_file() else time())
         """Unix time of the pack."""
-        self._idle: list[tuple[SessionOptions, Session]] = []
+        self._idle: list[tuple[SessionOptions, Session, int]] = []
+        """With the number of the key that asked."""
         self._answers: set[Running] = set()
 
     @property
@@ -193,7 +194,7 @@ class Service:
         try:
             yield running
         finally:
-            await asyncio.shield(self._finish(running, session, options if asked.chat else None))
+            await asyncio.shield(self._finish(running, session, options if asked.chat else None, key=asked.key))
 
     def halt(self) -> None:
         """Stop the answers that run: the server closes."""
@@ -207,13 +208,13 @@ class Service:
         await asyncio.to_thread(self._idle.pop(0)[1].close)
         return True
 
-    async def _finish(self, running: Running, session: Session, options: SessionOptions | None) -> None:
+    async def _finish(self, running: Running, session: Session, options: SessionOptions | None, *, key: int) -> None:
         """Stop an answer, keep its session or close it, and free its place. options: a chat's; None: no chat."""
         try:
             await running.stop()
             unwanted: Session | None = session
             if options is not None and options.seed is None:
-                self._idle.append((options, session))
+                self._idle.append((options, session, key))
                 unwanted = self._idle.pop(0)[1] if len(self._idle) > _IDLE else None
             if unwanted is not None:
                 await asyncio.to_thread(unwanted.close)
@@ -286,7 +287,7 @@ class Service:
         """
         if not asked.chat or options.seed is not None:
             return None
-        same = [each for each in self._idle if replace(each[0], seed=None) == options]
+        same = [each for each in self._idle if replace(each[0], seed=None) == options and each[2] == asked.key]
         found = [each for each in same if _continues(each[1], asked)]
         if not found and len(self._idle) >= _IDLE:
             found = [each for each in same[:1] if each is self._idle[0] and _shared(each[1], asked)]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from tests.apps.serving import CHAT, LONG, Running, asked, wait_for
-from tests.apps.test_serve_several import Several
+from tests.apps.test_serve_several import Several, arguments
 from tests.library.conftest import HubServer, home, made
 from tests.library.conftest import server as hub
 
 # isort: split
-from edgedecode import Pair
+from edgedecode import InputError, Pair
+from edgedecode.apps.serve.command import _limits
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.library import named_models, offers
 
@@ -175,9 +176,61 @@ def test_a_server_of_one_model_pulls_no_other(pair: Pair) -> None:
         assert deleted(server, "demo")[0] == 400
 
 
-def test_other_pages_change_nothing_without_a_key(pair: Pair, home: Path) -> None:
+def test_other_pages_change_nothing(pair: Pair, home: Path) -> None:
     with Several(pair, limits=Limits(origins=("*",))) as server:
         for method, path in (("POST", PULL), ("DELETE", DELETE)):
-            reply = server.send(method, path, {"model": "demo"}, Origin="https://example.org")
-            assert (reply.status, "only with the server's key" in reply.text) == (400, True)
+            for more in ({}, {"Authorization": "Bearer anything"}):
+                reply = server.send(method, path, {"model": "demo"}, Origin="https://example.org", **more)
+                assert (reply.status, "pages of other origins change nothing" in reply.text) == (403, True)
         assert server.send("POST", CHAT, asked(model="demo", max_tokens=2), Origin="https://example.org").status == 200
+        own = f"http://127.0.0.1:{server.port}"
+        assert server.send("POST", PULL, {"model": "no name"}, Origin=own).status == 200
+
+
+KEYS = "the-first-of-the-keys", "another-one-to-ask-with", "and-a-third-to-ask-with"
+
+
+def test_keys_that_may_only_ask_change_nothing(pair: Pair, home: Path) -> None:
+    limits = Limits(key=KEYS[0], asking=KEYS[1:], origins=("*",))
+    with Several(pair, limits=limits) as server:
+
+        def status(method: str, path: str, given: object, key: str, **more: str) -> int:
+            return int(server.send(method, path, given, Authorization=f"Bearer {key}", **more).status)
+
+        for key in KEYS[1:]:
+            assert status("POST", CHAT, asked(model="demo", max_tokens=2), key) == 200
+            assert (status("GET", TAGS, None, key), status("POST", "/api/show", {"model": "demo"}, key)) == (200, 200)
+            assert status("POST", PULL, {"model": "no name"}, key) == status("DELETE", DELETE, {}, key) == 403
+        assert status("POST", PULL, {"model": "no name"}, KEYS[0]) == 200
+        assert status("POST", PULL, {"model": "no name"}, KEYS[0], Origin="https://example.org") == 200
+        assert status("DELETE", DELETE, {"model": "demo"}, KEYS[0]) == 400
+        for wrong in ("", KEYS[0][:-1], "none"):
+            assert status("GET", TAGS, None, wrong) == status("DELETE", DELETE, {"model": "demo"}, wrong) == 401
+
+
+def test_chats_of_different_keys_share_nothing(pair: Pair, home: Path) -> None:
+    with Running(pair, Limits(key=KEYS[0], asking=KEYS[1:])) as server:
+
+        def cached(key: str) -> int:
+            messages = [{"role": "user", "content": "How many days are in a week, and what are their names?"}]
+            reply = server.send("POST", CHAT, asked(messages=messages, max_tokens=4), Authorization=f"Bearer {key}")
+            return int(json.loads(reply.text)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached(key) for key in KEYS] == [0, 0, 0]
+        assert all(cached(key) > 0 for key in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [([*KEYS[:2]], ""), ([KEYS[0], "", KEYS[1]], "one word"), ([KEYS[0], "short"], "one word"), ([""], "one word")],
+)
+def test_a_file_has_a_key_a_line(lines: list[str], said: str, tmp_path: Path) -> None:
+    (path := tmp_path / "keys").write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o600)
+    given = arguments("--api-key-file", str(path))
+    if said:
+        with pytest.raises(InputError, match=said):
+            _limits(given)
+    else:
+        found = _limits(given)
+        assert (found.key, found.asking) == (KEYS[0], (KEYS[1],))

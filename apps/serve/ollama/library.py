@@ -88,7 +88,6 @@ class LibraryEndpoints:
         name = body.model
         for host in _HOSTS:
             name = name.removeprefix(host)
-        _check_page(request)
         if is_path(name) or name.startswith("/") or "\0" in name:
             raise InputError(f"{name[:80]!r} is a path: give a hub id (owner/name) or a package's name")
         found = self._pull(name) if self._models.serves_library else await self._served(name)
@@ -101,7 +100,6 @@ class LibraryEndpoints:
 
     async def delete(self, request: Request) -> Response:
         name = shown_name(await request.body())
-        _check_page(request)
         found = await self._models.find(name, exact=True)
         if not self._models.serves_library or found.adapter or found.mode:
             raise InputError(f"{name[:80]!r} is not removed: only pulled models of a server of the library are")
@@ -169,10 +167,3 @@ class LibraryEndpoints:
 def _end(done: asyncio.Future[None], error: Exception | None) -> None:
     if not done.done():
         done.set_result(None) if error is None else done.set_exception(error)
-
-
-def _check_page(request: Request) -> None:
-    """Raise InputError for another web page without a key: its visitor did not ask for it."""
-    origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if origin is not None and origin.rpartition("//")[2] != host and "authorization" not in request.headers:
-        raise InputError("pages of other origins change the library only with the server's key")

@@ -123,6 +123,8 @@ class Asked:
     """What answers: the server fills it in."""
     context: int | None = None
     """Most positions of the conversation; None: as the server was started."""
+    key: int = -1
+    """The number of the key that it came with: chats of different keys share no KV cache. -1: none."""
     keep_seconds: float = inf
     """How long the model stays in memory afterwards, unless another needs its room."""
     ignore_eos: bool = False
