@@ -66,18 +66,18 @@ export function Picker(): JSX.Element {
 }
 
 /** The download that runs, which goes on while the list is closed. */
-const download = signal<{ status: string; done: number; stop: AbortController } | null>(null);
+const download = signal<{ status: string; done: number; hide: AbortController } | null>(null);
 const refused = signal("");
 
 async function start(name: string): Promise<void> {
-  const stop = new AbortController();
+  const hide = new AbortController();
   refused.value = "";
-  download.value = { status: "asking for it", done: 0, stop };
+  download.value = { status: "asking for it", done: 0, hide };
   try {
-    await pull(name, stop.signal, (status, done) => (download.value = { status, done, stop }));
+    await pull(name, hide.signal, (status, done) => (download.value = { status, done, hide }));
     announce(`${name} is here.`);
   } catch (error) {
-    if (!stop.signal.aborted) announce((refused.value = error instanceof Error ? error.message : String(error)));
+    if (!hide.signal.aborted) announce((refused.value = error instanceof Error ? error.message : String(error)));
   } finally {
     download.value = null;
   }
@@ -91,8 +91,8 @@ function Download(): JSX.Element {
       <p class="download">
         <progress max={1} value={now.done} aria-label="Download" />
         <small>{now.status}</small>
-        <button type="button" onClick={() => now.stop.abort()}>
-          Stop
+        <button type="button" title="The server goes on with it" onClick={() => now.hide.abort()}>
+          Hide
         </button>
       </p>
     );
