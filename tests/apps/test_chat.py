@@ -190,7 +190,7 @@ def test_models_are_pulled_and_named(
 ) -> None:
     stored = StoredModel("tiny", Path(__file__), Store.LIBRARY)
     monkeypatch.setattr("edgedecode.library.named_models.pull", lambda _: (stored, True))
-    monkeypatch.setattr("edgedecode.library.named_models.stored_models", lambda: [stored])
+    monkeypatch.setattr("edgedecode.library.stores.stored_models", lambda: [stored])
     talk(chat, "/pull tiny", "/model")
     err = capsys.readouterr().err
     assert "tiny: pulled, " in err
