@@ -36,7 +36,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeCommand:
-    """Serves models to browsers and to programs that speak OpenAI's or Ollama's API.
+    """Serves models to browsers and to programs that speak the API of OpenAI, Anthropic, Ollama or llama-server.
 
     It listens on this machine alone unless --host is given. Without names it serves all models of this machine, and
     loads one when a request names it; of one name the model is loaded at once, and stays.
@@ -259,8 +259,8 @@ def _say(what: str, listening: socket.socket, *, opens: bool) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{what} in the browser: {url}/")
-    print(f"Ollama's API for other programs: {url}")
-    print(f"OpenAI's API for other programs: {url}/v1", flush=True)
+    print(f"APIs of Anthropic, Ollama and llama-server: {url}")
+    print(f"API of OpenAI: {url}/v1", flush=True)
     if opens and not _opened(url):
         print("no browser could be opened here: open the first address in one", flush=True)
     print("Ctrl-C stops the server", flush=True)
@@ -274,7 +274,5 @@ def _opened(url: str) -> bool:
     return bool(desktop) and webbrowser.open(url)  # without a desktop it would run a browser in this terminal
 
 
-command: Command = ServeCommand(
-    "serve", "serve a chat page, and OpenAI's and Ollama's APIs for other programs", opens=False
-)
+command: Command = ServeCommand("serve", "serve a chat page, and the APIs of OpenAI, Anthropic and Ollama", opens=False)
 run: Command = ServeCommand("run", "chat with a pack in the browser", opens=True)
