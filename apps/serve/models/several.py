@@ -228,14 +228,14 @@ class SeveralModels:
                 return True
         return False
 
-    async def _unload(self, model: Loaded) -> None:
-        """Close a model that no request needs. Requests for it that come now load it again afterwards."""
+    def _unload(self, model: Loaded) -> "asyncio.Future[None]":
+        """Close a model that no request needs, and return its end. Requests for it that come now load it again then."""
         model.stay()
         del self._models[model.name]
         end = asyncio.create_task(self._closed(model.service))
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
-        await asyncio.shield(end)
+        return asyncio.shield(end)
 
     async def _closed(self, service: Service) -> None:
         while await service.drop_session():
@@ -252,6 +252,4 @@ class SeveralModels:
 
     def _leave(self, model: Loaded) -> None:
         if self._models.get(model.name) is model and not model.users:
-            task = asyncio.ensure_future(self._unload(model))
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            self._unload(model)
