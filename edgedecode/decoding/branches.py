@@ -45,9 +45,9 @@ def decode_branches(
     """Generate after the branches' tokens; yield each pass's verdicts once tokens are appended.
 
     After each piece of a long prompt it yields None: another thread may use the models then. most_rows: of logits in a
-    pass; more branches take several passes a round. All settings have the same adapter and clock. If the state has no
-    room for all of them, the last branches wait until the others have ended, so that any number goes with the room of
-    one. Limits, errors and closing as `decode`.
+    pass. All settings have the same adapter and clock. If there are more branches than rows, or the state has no room
+    for all of them, the last ones wait until the others have ended: any number goes with the room of one. Limits,
+    errors and closing as `decode`.
     """
     first, shared = branches[0].setting, _shared([branch.tokens for branch in branches])
     watch = Stopwatch(first.clock)
@@ -63,21 +63,20 @@ def decode_branches(
     running: list[Branch] = []
     while live := [branch for branch in branches if not branch.done]:
         running = [branch for branch in running if not branch.done]
+        _settle_common(live, state)
         room = state.capacity - state.length - state.pending
         if not running or sum(len(_unread(branch, state)) for branch in running) > room:
-            running = _restarted(live, state)
-        for start in range(0, len(running), most_rows):
-            group = running[start : start + most_rows]
-            output, places = _pass(target, state, group)
-            watch.lap("verify")
-            found = [
-                (branch, _drawn(branch, [output.logits[place]])) for branch, place in zip(group, places, strict=True)
-            ]
-            watch.lap("sample")
-            for branch, verdict in found:
-                _settle(branch, verdict, watch)
-            yield found
-            watch.start()
+            running = _restarted(live, state, most=most_rows)
+        output, places = _pass(target, state, running)
+        watch.lap("verify")
+        found = [
+            (branch, _drawn(branch, [output.logits[place]])) for branch, place in zip(running, places, strict=True)
+        ]
+        watch.lap("sample")
+        for branch, verdict in found:
+            _settle(branch, verdict, watch)
+        yield found
+        watch.start()
     state.crop(state.length)
 
 
@@ -89,19 +88,28 @@ def _shared(prompts: Sequence[Sequence[int]]) -> list[int]:
     return list(prompts[0][:alike])
 
 
+def _settle_common(live: Sequence[Branch], state: State) -> None:
+    """Settle the path of branches that are all alike until now, or of the last one: they then decode as one answer."""
+    path = live[0].rows
+    if path and all(branch.rows[-1:] == path[-1:] for branch in live):
+        state.keep(path)
+        for branch in live:
+            branch.rows = []
+
+
 def _unread(branch: Branch, state: State) -> list[int]:
     """Return the tokens that the state does not hold; usually one, the last."""
     return branch.tokens[state.length + len(branch.rows) :]
 
 
-def _restarted(live: Sequence[Branch], state: State) -> list[Branch]:
-    """Drop all pending rows, also those of ended branches, and return the branches that have room to go on."""
+def _restarted(live: Sequence[Branch], state: State, *, most: int) -> list[Branch]:
+    """Drop all pending rows, also those of ended branches; return the branches, at most `most`, with room to go on."""
     state.crop(state.length)
     room, running = state.capacity - state.length, list[Branch]()
     for branch in live:
         branch.rows.clear()
         room -= min(len(branch.tokens) + HEADROOM, branch.limit) - state.length
-        if room >= 0 or not running:
+        if (room >= 0 and len(running) < most) or not running:
             running.append(branch)
     return running
 

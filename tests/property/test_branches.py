@@ -9,7 +9,7 @@ import edgedecode
 from edgedecode import Completion, FinishReason, InputError, Message, Pair, Rule, SamplingOptions, SwitchOptions
 from edgedecode.errors import CapabilityError
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from edgedecode.testing import TableModel
+from edgedecode.testing import TableModel, TableState
 from tests.toys import ascii_pair, session_options
 
 GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1)
@@ -80,6 +80,23 @@ def test_prompts_are_continued_at_once_as_each_alone(sampling: SamplingOptions, 
 def test_no_prompts_are_refused(pair: Pair) -> None:
     with pair.session(session_options()) as session, pytest.raises(InputError, match="0 answers at once"):
         session.completions([])
+
+
+def test_answers_that_are_alike_are_settled_and_the_last_one_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, forward = list[int](), TableModel.forward
+
+    def watched(self: TableModel, tokens: list[int], state: TableState, **named: object) -> object:
+        pending.append(state.pending)
+        return forward(self, tokens, state, **named)
+
+    monkeypatch.setattr(TableModel, "forward", watched)
+    together(pair, "hello", 3, 4, sampling=GREEDY)
+    assert max(pending) == 0
+    pending.clear()
+    lengths = [len(each[1]) for each in together(pair, "hello", 3, 4, sampling=WARM)]
+    alone_for = max(lengths) - sorted(lengths)[-2]
+    assert alone_for > 1
+    assert max(pending) > 0 == max(pending[1 - alone_for :])
 
 
 def passes_of(pair: Pair, prompt: str, count: int, sampling: SamplingOptions, **options: object) -> list[int]:
