@@ -1,6 +1,8 @@
 """`serve`: embeddings, in OpenAI's and Ollama's APIs."""
 
 import base64
+import http.client
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.apps.serving import Running, asked, lone, text_of
+from tests.apps.serving import Running, asked, lone, text_of, wait_for
 from tests.apps.test_serve_several import Several
 from tests.imports.files import File, write_file
 from tests.library.conftest import home
@@ -146,6 +148,17 @@ def test_nothing_is_left_behind_and_answers_stay(server: Running, tiny: Pair) ->
     assert tiny.budget.used_nbytes == before
     answer = lone(tiny, "Hi", most=12)
     assert text_of(server.answer(asked(messages=[{"role": "user", "content": "Hi"}], max_tokens=12))) == answer
+
+
+def test_a_client_that_goes_away_frees_its_place(server: Running) -> None:
+    places = server.service.places
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    given = {"model": "tiny", "input": [TEXTS[1]] * 2000}
+    connection.request("POST", OPENAI, json.dumps(given), {"Content-Type": "application/json"})
+    wait_for(lambda: places.running)
+    connection.close()
+    wait_for(lambda: not places.running)
+    assert server.answer({"model": "tiny", "input": "a"}, OPENAI)["data"]
 
 
 def test_a_model_without_them_says_what_to_do(pair: Pair, home: Path) -> None:

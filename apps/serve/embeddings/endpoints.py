@@ -21,6 +21,7 @@ from ..ollama.models import Name
 from ..requests.asked import Prompt, PromptField, check_choice, read_prompts
 from ..requests.fields import check_fields, one_of, read_object, typed_body
 from ..running import Service
+from ..streams import unless_gone
 from .pooling import Embedded, by_last_token, check_embeds, embedded
 
 _FORMATS = ("float", "base64")
@@ -77,7 +78,16 @@ class EmbeddingEndpoints:
         """Whether a model's last token embeds a text."""
 
     async def openai(self, request: Request) -> Response:
-        value = read_object(await request.body())
+        return await unless_gone(request, self._openai(await request.body()))
+
+    async def ollama(self, request: Request) -> Response:
+        return await unless_gone(request, self._ollama(await request.body(), older=False))
+
+    async def older(self, request: Request) -> Response:
+        return await unless_gone(request, self._ollama(await request.body(), older=True))
+
+    async def _openai(self, data: bytes) -> Response:
+        value = read_object(data)
         body = typed_body(value, EmbeddingBody)
         check_fields(value, {each.name for each in fields(body)})
         check_choice("encoding_format", body.encoding_format, _FORMATS)
@@ -85,7 +95,7 @@ class EmbeddingEndpoints:
         found = await self._models.find(body.model or "", exact=False)
         async with self._models.using(found) as model:
             vectors = await self._embedded(model, texts, dimensions=body.dimensions, truncates=False)
-        data = [
+        parts = [
             Embedding(
                 "embedding",
                 number,
@@ -96,17 +106,11 @@ class EmbeddingEndpoints:
             for number, each in enumerate(vectors)
         ]
         count = sum(each.tokens for each in vectors)
-        return JsonResponse(EmbeddingList("list", data, body.model or found.pack, EmbeddingUsage(count, count)))
+        return JsonResponse(EmbeddingList("list", parts, body.model or found.pack, EmbeddingUsage(count, count)))
 
-    async def ollama(self, request: Request) -> Response:
-        return await self._ollama(request, older=False)
-
-    async def older(self, request: Request) -> Response:
-        return await self._ollama(request, older=True)
-
-    async def _ollama(self, request: Request, *, older: bool) -> Response:
+    async def _ollama(self, data: bytes, *, older: bool) -> Response:
         began = perf_counter()
-        body = typed_body(read_object(await request.body()), EmbedBody)
+        body = typed_body(read_object(data), EmbedBody)
         seconds = keep_seconds(body.keep_alive)
         given = body.prompt if older else body.input
         texts: tuple[Prompt, ...] = ()  # it only loads the model
