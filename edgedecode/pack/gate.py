@@ -27,7 +27,7 @@ _SYSTEM, _SYSTEM_PREFIXES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 """Files that operating systems leave in any folder."""
 _WORK = (".trim-", f"{MANIFEST_NAME}.", STATIC_PREFIX)
 """Prefixes of files of a pack change that is not committed yet."""
-_MADE_LATER = (ADAPTERS, HEAD, NPU_FOLDER, *DRAFT_FOLDERS)
+_MADE_LATER = (ADAPTERS, HEAD, NPU_FOLDER)
 """Folders that are added to finished packs."""
 
 
@@ -79,7 +79,8 @@ def check_listing(manifest: Manifest, root: Path) -> None:
         if entry.is_symlink():
             raise ManifestError(f"{path} is a link: a pack holds its own files; copy the target of the link there")
         if entry.is_dir(follow_symlinks=False):
-            if name in folders or name in _IGNORED or PurePosixPath(name).parts[0] in _MADE_LATER:
+            known = name in folders or name in _IGNORED or name in DRAFT_FOLDERS
+            if known or PurePosixPath(name).parts[0] in _MADE_LATER:
                 continue  # a crash while they are added or removed leaves their folders
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
