@@ -36,11 +36,17 @@ def running(pair: Pair) -> Iterator[Running]:
 @pytest.fixture
 def server(running: Running) -> Iterator[Running]:
     """Yield a server that afterwards answers, and holds what it held before."""
+    settle(running)
     before = held(running.pair)
     yield running
+    settle(running)
+    wait_for(lambda: held(running.pair) == before)
+
+
+def settle(running: Running) -> None:
+    """Wait until nothing runs, of tests before this one either, and answer a request."""
     wait_for(lambda: not running.service.running and not running.service.places.queued)
     running.answer(asked(max_tokens=2, seed=1))
-    wait_for(lambda: held(running.pair) == before)
 
 
 def post(server: Running, schema: Any, *, most: int = 20, strict: bool = False) -> tuple[int, Any]:

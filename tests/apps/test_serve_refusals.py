@@ -159,6 +159,12 @@ IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [FUNCTION], "tool_choice": NAMED}, "tool_choice", "names no function"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "names no function"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "names no function"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "auto", "mode": "any"}}, "tool_choice.mode", "auto or required"),
+    (
+        {"tools": [FUNCTION], "tool_choice": {"type": "auto", "allowed_tools": {"mode": "any"}}},
+        "tool_choice.allowed_tools.mode",
+        "auto or required",
+    ),
     ({"tools": [FUNCTION], "tool_choice": FUNCTION | {"type": "custom"}}, "tool_choice", "names no function"),
     ({"tools": [function("f", parameters={"not": {}}, strict=True)]}, "tools[0].function.parameters.not", "not cannot"),
     ({"tools": TOOLS, "guided_regex": "a+"}, "tools", "go with a JSON Schema only"),

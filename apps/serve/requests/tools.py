@@ -253,8 +253,12 @@ def read_tools(
 
     several: an answer may make several calls. form: as in `Tools`.
     """
-    if isinstance(asked, ChoiceBody) and asked.type in CHOICES and asked.function is None:
-        asked = asked.type
+    if isinstance(asked, ChoiceBody):
+        for place, each in (("", asked), (".allowed_tools", asked.allowed_tools)):
+            if each is not None and each.mode not in ("auto", "required"):
+                raise InputError(f"tool_choice{place}.mode must be auto or required")
+        if asked.type in CHOICES and asked.function is None:
+            asked = asked.type
     offered = [*offered_functions(tools)]
     if len(offered) > _MOST_FUNCTIONS:
         raise InputError(f"tools has {len(offered)} functions, the most is {_MOST_FUNCTIONS}")
@@ -283,8 +287,6 @@ def _allowed(choice: ChoiceBody, names: Sequence[str]) -> tuple[list[str | None]
         found, required = [choice.name if choice.function is None else choice.function.name], True
     elif choice.type == "allowed_tools":
         given = choice.allowed_tools or choice
-        if given.mode not in ("auto", "required"):
-            raise InputError("tool_choice.allowed_tools.mode must be auto or required")
         found = [function.name for each in given.tools or [] if (function := each.described) is not None]
         required = given.mode == "required"
     if not found or not {*found} <= {*names}:
