@@ -205,7 +205,13 @@ class Service:
         """Close the session that has been idle for longest. Return whether there was one."""
         if not self._idle:
             return False
-        await asyncio.to_thread(self._idle.pop(0)[1].close)
+        session = self._idle.pop(0)[1]
+        self.places.opening += 1
+        try:
+            await asyncio.to_thread(session.close)
+        finally:
+            self.places.opening -= 1
+            await self.places.announce()
         return True
 
     async def _finish(self, running: Running, session: Session, options: SessionOptions | None, *, key: int) -> None:
@@ -246,6 +252,7 @@ class Service:
         if (kept := self._kept(options, asked)) is not None:
             return await self._ready(lambda: _reset(kept, asked))
         while True:
+            ends = places.ends
             try:
                 return await self._ready(lambda: self.pair.session(options, messages=asked.messages))
             except BudgetExceeded as error:
@@ -257,6 +264,8 @@ class Service:
             idle, shared = not places.running and not places.opening, self.pair.budget.shared
             beside = shared is not None and shared.is_shared(self.pair.budget)
             if idle and not beside:
+                if ends != places.ends and monotonic() < deadline:
+                    continue  # what took the room has ended since
                 if collected:
                     raise refusal
                 await asyncio.to_thread(collect)  # grammars of closed sessions are leased until then

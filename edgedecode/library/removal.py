@@ -14,7 +14,7 @@ from .stores import stored_models
 
 def removable(name: str) -> StoredModel:
     """Return the pulled model of a name, which no process has open. Raises InputError or ManifestError."""
-    model = _chosen(name)
+    model = pulled_model(name)
     if is_in_use(model):
         raise InputError(f"{model.name} is in use: end the process that runs it, then remove it")
     return model
@@ -36,7 +36,8 @@ def remove(model: StoredModel) -> None:
         folder = folder.parent
 
 
-def _chosen(name: str) -> StoredModel:
+def pulled_model(name: str) -> StoredModel:
+    """Return the pulled model of a name. Raises InputError or ManifestError."""
     if name == BUNDLED:
         raise InputError("the bundled pack belongs to the installation: it is not removed")
     models = stored_models()

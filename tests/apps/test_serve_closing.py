@@ -18,12 +18,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.apps.serving import CHAT, LONG, Running, asked, held, serving, text_of, wait_for
+from tests.apps.serving import CHAT, LONG, Running, asked, held, read, serving, text_of, wait_for
 
 # isort: split
 import openai
 
-from edgedecode import Pair, Session, SessionDetails, SessionOptions
+from edgedecode import BudgetExceeded, Pair, Session, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.guards import Guards, Limits
 from edgedecode.apps.serve.models.one import OneModel
@@ -312,3 +312,36 @@ def test_a_signal_ends_the_server_cleanly(tmp_path: Path, monkeypatch: pytest.Mo
         assert process.wait(timeout=40) == 128 + signal.SIGTERM
     assert list((tmp_path / "cache" / "costs").glob("*.json"))
     assert "Traceback" not in (tmp_path / "messages").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_request_is_not_refused_for_room_that_others_took(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """Another answer ends before its refusal is looked at, time after time, or another request closes a session."""
+    refusals, real = list[int](), pair.session
+
+    async def answers() -> None:
+        places, loop = Places(parallel=2, waiting=2, patience=60.0), asyncio.get_running_loop()
+        service = Service(pair, SessionOptions(), places)
+        closing = Mock(**{"close.side_effect": lambda: wait_for(lambda: len(refusals) >= 4)})
+        service._idle += [(SessionOptions(), closing, -1)] if closes else []
+
+        def session(*given: Any, **more: Any) -> Session:
+            if len(refusals) < 4:
+                refusals.append(1)
+                if not closes:
+                    asyncio.run_coroutine_threadsafe(places.announce(), loop).result(60)
+                raise BudgetExceeded("no memory", table="")
+            return real(*given, **more)
+
+        async def ask() -> None:
+            async with service.answering(read({"role": "user", "content": "Hi"}, max_tokens=1)) as running:
+                assert [piece async for piece in running.pieces()]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pair, "session", session)
+            await asyncio.gather(*(ask() for _ in range(1 + closes)))
+        await OneModel(service).close()
+
+    asyncio.run(answers())

@@ -65,6 +65,11 @@ def test_a_model_is_pulled_used_and_deleted(server: Several, made: Callable[...,
     assert deleted(server, "owner/tiny")[0] == 404
 
 
+def test_a_model_that_is_not_removed_stays_in_memory(server: Several) -> None:
+    assert server.answer({"model": "demo", "prompt": "Hi", "stream": False}, "/api/generate")["done"]
+    assert (deleted(server, "demo")[0], server.held) == (400, ["demo"])
+
+
 def test_ollamas_client_pulls_and_deletes(server: Several) -> None:
     ollama = pytest.importorskip("ollama")
     with ollama.Client(f"http://127.0.0.1:{server.port}") as client:

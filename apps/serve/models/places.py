@@ -32,7 +32,9 @@ class Places:
         self.running = 0
         """Answers that run."""
         self.opening = 0
-        """Sessions that are being opened now."""
+        """Sessions that are being opened now, or closed to make room."""
+        self.ends = 0
+        """How often memory has become free: an answer has ended, a session was closed, or a model has left."""
         self.closing = False
         self.find_room: Callable[[], Awaitable[bool]] = _no_room
         """Release what no answer of another model needs. Return whether anything was, or is being, released."""
@@ -65,7 +67,8 @@ class Places:
             self._slots.release()
 
     async def announce(self) -> None:
-        """Wake those that wait for room: an answer has ended, or a model has left."""
+        """Wake those that wait for room: an answer has ended, a session was closed, or a model has left."""
+        self.ends += 1
         async with self._freed:
             self._freed.notify_all()
 

@@ -18,7 +18,7 @@ from edgedecode import EdgeDecodeError, InputError, ManifestError
 from edgedecode.errors import cause
 from edgedecode.library.named_models import pull
 from edgedecode.library.names import is_path
-from edgedecode.library.removal import removable, remove
+from edgedecode.library.removal import pulled_model, removable, remove
 from edgedecode.user_notices import ask_before_downloads, show_work
 
 from ..guards import JsonResponse
@@ -103,6 +103,7 @@ class LibraryEndpoints:
         found = await self._models.find(name, exact=True)
         if not self._models.serves_library or found.adapter or found.mode:
             raise InputError(f"{name[:80]!r} is not removed: only pulled models of a server of the library are")
+        await asyncio.to_thread(pulled_model, found.pack)  # what is not removed stays in memory
         await self._models.drop(found.pack)
         await asyncio.to_thread(lambda: remove(removable(found.pack)))
         self._models.changed()
