@@ -33,6 +33,8 @@ def answer_often(arguments: Namespace, session: Session, prompt: str) -> None:
     chunks: list[list[Chunk]] = [[] for _ in range(count)]
     chosen: dict[str, object] = {}
     shown = 0
+    if session.sampling.greedy:
+        notice("greedy answers are all the same: give --temp 0.8 for different ones")
 
     def replies() -> list[Completion]:
         return [completion_of(each, stats) for each, stats in zip(chunks, answers.every, strict=True)]

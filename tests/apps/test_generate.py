@@ -181,6 +181,9 @@ def test_several_answers_are_those_of_their_seeds(told: Told, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert out == "".join(f"--- {n + 1} of 2, seed {5 + n}\n{alone[n]['text']}\n" for n in range(2))
     assert "12 tokens" in err
+    assert "greedy answers" not in err
+    assert main([*words, "--samples", "2", "--temp", "0"]) == 0
+    assert "greedy answers are all the same: give --temp 0.8" in capsys.readouterr().err
 
 
 def test_one_of_several_answers_is_chosen(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
