@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from math import inf
+from time import monotonic
 from typing import TypeAlias
 
 from starlette.requests import Request
@@ -63,11 +64,13 @@ class Answering:
     async def asking(self, data: bytes, read: Read, *, exact: bool = False) -> AsyncIterator[tuple[Asked, Service]]:
         """Yield what a body asks, of a model that stays in memory meanwhile. Raises InputError, UnknownModel, Busy."""
         found = await self._found(data, read, exact=exact)
+        began = monotonic()
         async with self._models.using(found) as model:
+            waited = model.waited(began)
             asked = await asyncio.to_thread(read, data, sampling_of(model.service))
             asked = replace(asked, keep_seconds=inf) if model.stays else asked
             model.keep_seconds = asked.keep_seconds
-            asked = within_context(replace(asked, model=found), model.service)
+            asked = within_context(replace(asked, model=found, load_seconds=waited), model.service)
             asked = as_able(asked, model.service.pair.tokenizer.chat_template.source)
             if asked.fill_in is not None:
                 asked = await asyncio.to_thread(filled_in, asked, model.service)
@@ -84,6 +87,10 @@ class Answering:
             asked = replace(asked, key=key)
             reply = form(asked, asked.name or found.pack)
             response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
+        return self.noted(asked, response)
+
+    def noted(self, asked: Asked, response: Response) -> Response:
+        """Return a response with what was not followed."""
         if asked.notes:
             self._metrics.count_notes(len(asked.notes))
             notes = _NOT_IN_HEADERS.sub("?", "; ".join(" ".join(note.split()) for note in asked.notes))

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from edgedecode import InputError
 from edgedecode.text.encoder import Encoder
-from edgedecode.text.fill_in import fill_in_prompt
+from edgedecode.text.fill_in import can_fill_in, fill_in_prompt
 from edgedecode.text.template_switches import template_arguments
 
 from .offered import context_length
@@ -29,6 +30,8 @@ def filled_in(asked: Asked, service: Service) -> Asked:
     """Return a completion whose prompts ask for what is missing before a suffix. Raises as `prompt_text`."""
     fill_in, tokenizer = asked.fill_in, service.pair.tokenizer
     assert fill_in is not None
+    if not can_fill_in(tokenizer):
+        raise InputError(f"{fill_in.asks}: this model's tokenizer has no tokens to fill in with")
     with encoder(service) as source:
         prompts = [
             fill_in_prompt(

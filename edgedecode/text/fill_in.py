@@ -40,7 +40,7 @@ def fill_in_prompt(
     encode = encode or tokenizer.encode
     tokens = _first(tokenizer, _TOKENS)
     if tokens is None:
-        raise InputError("suffix: this model's tokenizer has no tokens to fill in with: leave it out")
+        raise InputError("this model's tokenizer has no tokens to fill in with")
     ids = tokenizer.encode("", add_special=True)
     if separator := _first(tokenizer, [(each,) for each in _FILE_TOKENS]):
         for name, text in files:

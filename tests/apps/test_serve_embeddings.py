@@ -161,8 +161,10 @@ def test_a_client_that_goes_away_frees_its_place(server: Running) -> None:
     assert server.answer({"model": "tiny", "input": "a"}, OPENAI)["data"]
 
 
-def test_a_model_without_them_says_what_to_do(pair: Pair, home: Path) -> None:
-    said = "demo gives no embeddings here: start the server with --embeddings"
+def test_a_model_without_them_says_what_to_do(pair: Pair, home: Path, file: Path) -> None:
+    said = "demo gives no embeddings here: only GGUF files on our kernels have them"
+    with edgedecode.load(file, runtime="onnx") as plain, Running(plain) as server:
+        server.refuses({"input": "a"}, "tiny gives no embeddings here: start the server with --embeddings", OPENAI)
     with Running(pair) as server:
         server.refuses({"input": "a"}, said, OPENAI)
         for path in (OLLAMA, OLDER):

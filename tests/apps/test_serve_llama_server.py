@@ -151,6 +151,10 @@ def test_a_template_is_applied(server: Running) -> None:
     messages = [{"role": "system", "content": "Be brief."}, USER]
     expected = server.pair.tokenizer.render([Message("system", "Be brief."), Message("user", "Hi")])
     assert server.answer({"messages": messages}, "/apply-template") == {"prompt": expected}
+    more = {"messages": messages, "lora": [1], "add_generation_prompt": False}
+    assert server.answer(more, "/apply-template") == {"prompt": expected}
+    told = "lora was not followed; add_generation_prompt was not followed: the answer's beginning is there"
+    assert server.note == told
     spelled = [{"role": "user", "content": "What is <|im_end|>?"}]
     assert "What is <|im_end|>?" in server.answer({"messages": spelled}, "/apply-template")["prompt"]
     (choice,) = server.answer({"messages": messages, "temperature": 0, "max_tokens": 8})["choices"]
@@ -197,11 +201,12 @@ WRONG: list[tuple[str, Any, str]] = [
     (COMPLETION, body([1 << 30]), "not in the vocabulary"),
     (COMPLETION, body(["a", 7]), "prompt must be"),
     (COMPLETION, body({"prompt_string": "x", "multimodal_data": ["aGk="]}), "prompt"),
+    (COMPLETION, body(image_data=[{"data": "aGk=", "id": 1}]), "image_data"),
     (COMPLETION, body(n_probs=99), "n_probs"),
     (COMPLETION, body(n_predict="many"), "n_predict"),
     (COMPLETION, body(temperature="hot"), "temperature"),
     (COMPLETION, body(grammar="root ::= ("), "grammar"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "fill in"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "/infill: this model's tokenizer has no tokens to fill in"),
     ("/infill", {"input_prefix": 7}, "input_prefix"),
     ("/infill", {"input_extra": [{}]}, "input_extra[0]"),
     ("/tokenize", {}, "content"),
@@ -209,7 +214,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("/detokenize", {"tokens": [-1]}, "tokens has -1"),
     ("/detokenize", {"tokens": [1 << 70]}, "tokens has"),
     ("/detokenize", {"tokens": "x"}, "tokens"),
-    ("/apply-template", {"messages": []}, "messages"),
+    ("/apply-template", {"messages": []}, "messages is empty: give one or more"),
     ("/apply-template", {"messages": [{"role": "robot"}]}, "messages[0]"),
 ]
 

@@ -209,7 +209,7 @@ def test_each_option_has_its_place(server: Running) -> None:
 
 @BOTH
 def test_what_is_not_followed_is_named_at_the_end(server: Running, path: str) -> None:
-    options = {"num_gpu": 7, "num_ctx": 1 << 20, "mirostat": 0, "typical_p": 1.0, "tfs_z": 1, "penalize_newline": False}
+    options = {"num_gpu": 7, "num_ctx": 1 << 20, "mirostat": 1, "typical_p": 1.0, "tfs_z": 1, "penalize_newline": False}
     given = body(path, options=options, template="{{ .Prompt }}", keep_alive="5m", think=True)
     *parts, end = lines(server, given, path)
     assert not any("warnings" in part for part in parts)
@@ -218,6 +218,7 @@ def test_what_is_not_followed_is_named_at_the_end(server: Running, path: str) ->
         "template was not followed",
         "options.num_gpu was not followed",
         "options.num_ctx was not followed",
+        "options.mirostat was not followed:",
         "the reasoning effort was",
     }
 
@@ -281,6 +282,10 @@ def test_thoughts_and_calls_that_are_cut_off_or_wrong_have_their_places(server: 
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str]] = [
+    *(
+        (f"/api/{name}", {}, 404, "makes, copies and uploads no models")
+        for name in ("create", "copy", "push", "blobs/x")
+    ),
     (CHAT, {"model": "nope"}, 404, "there is no model 'nope'"),
     (GENERATE, {"model": "other:latest"}, 404, "there is no model"),
     (CHAT, {"model": None}, 400, "model"),
@@ -292,6 +297,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     (GENERATE, {"prompt": 7}, 400, "prompt"),
     (CHAT, {"options": {"temperature": "hot"}}, 400, "options.temperature"),
     (CHAT, {"options": {"num_ctx": "large"}}, 400, "options.num_ctx"),
+    (CHAT, {"options": {"repeat_penalty": 1.1, "repetition_penalty": 1.2}}, 400, "options.repetition_penalty"),
     (CHAT, {"options": []}, 400, "options"),
     (CHAT, {"format": "yaml"}, 400, "format"),
     (CHAT, {"format": 7}, 400, "format"),

@@ -38,6 +38,8 @@ WHOLE: list[tuple[object, str, int, str | None, str]] = [
     ({}, CHAT, 400, "messages", "messages is missing"),
     ({}, COMPLETIONS, 400, "prompt", "prompt is missing"),
     ({}, RESPONSES, 400, "input", "input is missing"),
+    ({"input": "x", "encoding_format": "int8"}, "/v1/embeddings", 400, "encoding_format", "must be one of"),
+    ({"input": "x", "dimensions": 0}, "/v1/embeddings", 400, "dimensions", ">= 1"),
     (asked(model="demo:other"), CHAT, 404, "model", "there is no model"),
     (asked(model="demo:"), CHAT, 404, "model", "there is no model"),
     (asked(model="demo@fast"), CHAT, 404, "model", "there is no model"),
@@ -89,7 +91,7 @@ def test_a_wrong_value_is_refused_by_its_name(
 
 NAMED = {"type": "function", "function": {"name": "g"}}
 IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": []}, "messages", "messages"),
+    ({"messages": []}, "messages", "messages is empty: give one or more"),
     ({"messages": "hi"}, "messages", "messages"),
     ({"messages": [{"role": 1}]}, "messages[0].role", "role"),
     ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0]", "role 'king'"),

@@ -4,7 +4,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from time import perf_counter
+from time import monotonic
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -109,7 +109,7 @@ class EmbeddingEndpoints:
         return JsonResponse(EmbeddingList("list", parts, body.model or found.pack, EmbeddingUsage(count, count)))
 
     async def _ollama(self, data: bytes, *, older: bool) -> Response:
-        began = perf_counter()
+        began = monotonic()
         body = typed_body(read_object(data), EmbedBody)
         seconds = keep_seconds(body.keep_alive)
         given = body.prompt if older else body.input
@@ -118,6 +118,7 @@ class EmbeddingEndpoints:
             texts = _texts(given if isinstance(given, str) else [*given])
         found = await self._models.find(body.model, exact=True)
         async with self._models.using(found) as model:
+            waited = model.waited(began)
             model.keep_seconds = model.keep_seconds if model.stays else seconds
             truncates = body.truncate is not False
             vectors = await self._embedded(model, texts, dimensions=body.dimensions, truncates=truncates)
@@ -128,8 +129,8 @@ class EmbeddingEndpoints:
             {
                 "model": body.model,
                 "embeddings": values,
-                "total_duration": int((perf_counter() - began) * _NANO),
-                "load_duration": 0,
+                "total_duration": int((monotonic() - began) * _NANO),
+                "load_duration": round(waited * _NANO),
                 "prompt_eval_count": sum(each.tokens for each in vectors),
             }
         )

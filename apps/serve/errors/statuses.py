@@ -12,6 +12,7 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError
 from edgedecode.errors import cause
 from edgedecode.structured.matching import GrammarFailed
 
+from ..embeddings.endpoints import EmbeddingBody
 from ..guards import error_response
 from ..models.one import UnknownModel
 from ..models.places import Busy
@@ -22,8 +23,9 @@ from ..responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
 _FIELDS = (
     frozenset(UNSUPPORTED)
     | frozenset(UNSUPPORTED_RESPONSES)
-    | {each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)}
+    | {each.name for kind in (ChatBody, CompletionBody, EmbeddingBody, ResponseBody) for each in fields(kind)}
 )
+_NOT_OFFERED = ("/api/create", "/api/copy", "/api/push", "/api/blobs")
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
 
 
@@ -53,6 +55,7 @@ async def not_found(request: Request, _: Exception) -> Response:
     near = get_close_matches(path, known, 1, 0.8)
     offered = ", ".join(each for each in known if each.startswith("/v1/") and "{" not in each)
     hint = f"did you mean {near[0]}?" if near else f"this server has {offered}"
+    hint = "this server makes, copies and uploads no models" if path.startswith(_NOT_OFFERED) else hint
     return error_response(404, f"there is no {path}: {hint}", code="not_found")
 
 

@@ -1,18 +1,19 @@
-"""Reads the bodies of /completion and /infill, as the OpenAI completion that means the same.
+"""Reads the bodies of /completion, /infill and /apply-template, as those of OpenAI's API that mean the same.
 
 Fields that this server does not know are left out, as llama-server does, and the reply's header names them.
 """
 
+import json
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from msgspec import Meta
 
-from edgedecode import SamplingOptions
+from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 
 from ..requests.answer_form import read_form
-from ..requests.asked import Asked, CompletionBody, FillIn, PromptField, asked_completion
+from ..requests.asked import Asked, ChatBody, CompletionBody, FillIn, PromptField, asked_completion, read_chat
 from ..requests.fields import read_object, typed_body, unfollowed
 
 _PROBABILITIES = Meta(ge=0, le=MOST_TOP_LOGPROBS, description="Of so many of the likeliest tokens; 0: none.")
@@ -46,6 +47,16 @@ class InfillBody(LlamaBody):
     input_extra: Annotated[list[_File], Meta(max_length=1000)] | None = None
 
 
+def read_template(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /apply-template. Raises InputError."""
+    value, known = read_object(data), {each.name for each in fields(ChatBody)}
+    chat = json.dumps({name: each for name, each in value.items() if name in known})
+    asked, notes = read_chat(chat.encode(), defaults), [*unfollowed("", value, known)]
+    if value.get("add_generation_prompt") is False:
+        notes.append("add_generation_prompt was not followed: the answer's beginning is there")
+    return replace(asked, notes=(*asked.notes, *notes))
+
+
 def read_llama_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /completion. Raises InputError."""
     return _read(data, defaults, LlamaBody)
@@ -59,13 +70,15 @@ def read_infill(data: bytes, defaults: SamplingOptions) -> Asked:
 def _read(data: bytes, defaults: SamplingOptions, kind: type[LlamaBody]) -> Asked:
     value = read_object(data)
     given = body = typed_body(value, kind)
+    if value.get("image_data"):
+        raise InputError("image_data has pictures: this server reads text only")
     if isinstance(body, InfillBody):
         body = replace(body, prompt=body.input_prefix)
     asked = asked_completion(replace(body, n=body.n or body.n_cmpl), defaults, form=read_form(body))
     if isinstance(given, InfillBody):
         begun = given.prompt if isinstance(given.prompt, str) else ""
         files = tuple((each.filename, each.text) for each in given.input_extra or ())
-        asked = replace(asked, fill_in=FillIn(given.input_suffix, begun, files))
+        asked = replace(asked, fill_in=FillIn(given.input_suffix, begun, files, asks="/infill"))
     return replace(
         asked,
         top_logprobs=body.n_probs or asked.top_logprobs,

@@ -18,9 +18,9 @@ from ..guards import JsonResponse
 from ..models.one import Models
 from ..offered import context_length, sampling_of
 from ..prompts import encoder, prompt_text
-from ..requests.asked import read_chat
 from ..requests.fields import named_in, read_object, typed_body
 from ..running import Service
+from .bodies import read_template
 from .replies import generation_settings
 
 _MOST_IDS = 1 << 20
@@ -114,8 +114,9 @@ class LlamaEndpoints:
 
     async def templated(self, request: Request) -> Response:
         """Answer with a conversation as the model reads it."""
-        async with self._answering.asking(await request.body(), read_chat) as (asked, service):
-            return JsonResponse(Prompt(await asyncio.to_thread(prompt_text, asked, service)))
+        async with self._answering.asking(await request.body(), read_template) as (asked, service):
+            text = await asyncio.to_thread(prompt_text, asked, service)
+            return self._answering.noted(asked, JsonResponse(Prompt(text)))
 
     async def slots(self, request: Request) -> Response:
         """Answer which places for answers are taken, with the context of the model that the query names."""

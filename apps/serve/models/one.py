@@ -45,6 +45,10 @@ class Loaded:
     expires: float = inf
     timer: asyncio.TimerHandle | None = None
 
+    def waited(self, began: float) -> float:
+        """Return how long a request of the time `began`, which has the model now, waited for it to be loaded."""
+        return monotonic() - began if self.since > began else 0.0
+
     def stay(self) -> None:
         """Stay in memory whatever the last request asked."""
         self.keep_seconds = self.expires = inf

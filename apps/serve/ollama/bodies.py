@@ -27,7 +27,7 @@ from ..requests.asked import (
 )
 from ..requests.chat_messages import Conversation, MessageBody
 from ..requests.fields import read_object, typed_body, unfollowed
-from ..requests.sampling import SamplingBody
+from ..requests.sampling import SamplingBody, read_sampling
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
 from .models import Name
@@ -133,6 +133,11 @@ def _chat(
 def _shared(body: _Body) -> dict[str, Any]:
     """Return what chats and completions have in common."""
     options = body.options or _Options()
+    options = replace(options, mirostat=None) if options.mirostat == 1 else options
+    try:
+        read_sampling(options, SamplingOptions())
+    except InputError as error:
+        raise InputError(f"options.{error}") from None
     names = (*_SAMPLING, "seed", "stop")
     stream = body.stream is not False
     return {"model": body.model, "stream": stream, **{name: getattr(options, name) for name in names}}
@@ -144,6 +149,7 @@ def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked
     known = {"tools", *(each.name for each in fields(body))}
     notes = [*asked.notes, *unfollowed("", value, known)]
     notes += unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
+    notes += ["options.mirostat was not followed: version 1 is not offered"] if options.mirostat == 1 else []
     tokens = options.num_predict
     return replace(
         asked,

@@ -73,7 +73,7 @@ class OllamaReply:
     def _end(self, answer: Answered, calls: Sequence[Call]) -> dict[str, object]:
         """Return what the last object has besides: why the answer ended, figures, and what was not followed.
 
-        The model is in memory before any request, and a client divides by the time of an answer.
+        A client divides by the time of an answer.
         """
         stats = answer.stats
         warnings = [*self.asked.notes]
@@ -82,8 +82,8 @@ class OllamaReply:
         return {
             "done": True,
             "done_reason": "length" if answer.reason is FinishReason.LENGTH else "stop",
-            "total_duration": _nanoseconds(perf_counter() - self._began),
-            "load_duration": 0,
+            "total_duration": _nanoseconds(self.asked.load_seconds + perf_counter() - self._began),
+            "load_duration": round(self.asked.load_seconds * _NANO),
             "prompt_eval_count": stats.prompt_tokens,
             "prompt_eval_duration": _nanoseconds(stats.prefill_seconds),
             "eval_count": stats.tokens,

@@ -79,11 +79,12 @@ class PastTurn:
 @dataclass(frozen=True, slots=True)
 class FillIn:
     """What a completion is to lead to: the suffix after it. begun: its beginning. files: others of the project, each
-    with its name."""
+    with its name. asks: what errors begin with."""
 
     suffix: str
     begun: str = ""
     files: tuple[tuple[str, str], ...] = ()
+    asks: str = "suffix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class Asked:
     """The number of the key that it came with: chats of different keys share no KV cache. -1: none."""
     keep_seconds: float = inf
     """How long the model stays in memory afterwards, unless another needs its room."""
+    load_seconds: float = 0.0
+    """How long it waited for its model to be loaded."""
     ignore_eos: bool = False
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     think: str = ""

@@ -128,5 +128,6 @@ def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
         return typed(value, kind, "body")
     except ValueError as error:
         message = str(error).removeprefix("body.").removeprefix("body: ")
+        message = message.replace(" is '[]': expected array of length >= 1", " is empty: give one or more")
         missing = message.removeprefix("object missing required field ")
         raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None
