@@ -1,6 +1,7 @@
 """The server's endpoints, as clients of OpenAI, Anthropic and Ollama expect them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -55,17 +56,19 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await models.close()
+        await library.ended()
 
-    kept = KeptItems(models.budget)
+    kept = defaultdict[int, KeptItems](lambda: KeptItems(models.budget))
+
+    async def responses(request: Request) -> Response:
+        """Answer with what was kept for the request's key: those of other keys are not found."""
+        own = kept[request.scope["key"]]
+        read = partial(read_response, find=own.find, before=own.before)
+        return await answering.answered(request, read=read, form=partial(ResponsesReply, keep=own.keep), exact=False)
+
     forms: list[tuple[str, Read, Form, bool]] = [
         ("/v1/chat/completions", read_chat, CompletionsReply, False),
         ("/v1/completions", read_completion, CompletionsReply, False),
-        (
-            "/v1/responses",
-            partial(read_response, find=kept.find, before=kept.before),
-            partial(ResponsesReply, keep=kept.keep),
-            False,
-        ),
         ("/v1/messages", read_messages, MessagesReply, False),
         ("/completion", read_llama_completion, LlamaReply, False),
         ("/infill", read_infill, LlamaReply, False),
@@ -85,6 +88,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
             for path, read, form, exact in forms
         ),
         Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         *LlamaEndpoints(models, answering).routes(),
         Route("/v1/embeddings", embedding.openai, methods=["POST"]),
         Route("/api/embed", embedding.ollama, methods=["POST"]),

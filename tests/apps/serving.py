@@ -227,7 +227,7 @@ def lone(pair: Pair, text: str = STORY, *, seed: int | None = None, temperature:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = monotonic() + 30
+    deadline = monotonic() + 120
     while not condition():
         assert monotonic() < deadline
         sleep(0.02)

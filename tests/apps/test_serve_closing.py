@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -57,10 +57,25 @@ def opened(address: str, **fields: object) -> Any:
     return urllib.request.urlopen(urllib.request.Request(f"{address}{CHAT}", data), timeout=120)
 
 
+def counted(address: str, name: str) -> int:
+    """Return a figure of /memory."""
+    with urllib.request.urlopen(f"{address}/memory", timeout=120) as reply:
+        return int(json.load(reply)[name])
+
+
+def closing(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{address}/health", timeout=120).close()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return json.load(refused) == {"status": "closing"}
+    return False
+
+
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_a_stream_ends_in_words_when_the_server_closes(signals: list[signal.Signals], tmp_path: Path) -> None:
-    """After the grace time, or at once at the second signal; requests that wait are refused meanwhile."""
-    messages, grace = tmp_path / "messages", 1.5 if len(signals) == 1 else 60.0
+    """After the grace time, or before its end at the second signal; requests that wait are refused meanwhile."""
+    messages, grace = tmp_path / "messages", 5.0 if len(signals) == 1 else 3600.0  # or the answer ends by itself
     with serving("--parallel", "1", errors=messages, before=CHILD.format(grace)) as (process, address):
         stream = opened(address, stream=True)
         assert stream.readline().startswith(b"data: ")
@@ -74,23 +89,16 @@ def test_a_stream_ends_in_words_when_the_server_closes(signals: list[signal.Sign
 
         waits = threading.Thread(target=wait)
         waits.start()
-        sleep(0.5)
-        started = monotonic()
-        for number, each in enumerate(signals):
-            sleep(0.5 * number)
+        wait_for(lambda: counted(address, "requests_waiting") == 1)
+        process.send_signal(signals[0])
+        wait_for(lambda: closing(address))
+        for each in signals[1:]:
             process.send_signal(each)
-        if len(signals) == 1:
-            sleep(0.5)
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(f"{address}/health", timeout=20)
-            assert json.loads(refused.value.read()) == {"status": "closing"}
-            refused.value.close()
         *_, error, done = [line for line in stream.read().split(b"\n\n") if line]
         assert json.loads(error.removeprefix(b"data: "))["error"]["message"] == "the server is closing"
         assert done == b"data: [DONE]"
         stream.close()
-        assert process.wait(timeout=40) == 128 + signals[-1]
-        assert monotonic() - started < 20
+        assert process.wait(timeout=120) == 128 + signals[-1]
         waits.join()
         assert waiting == [503]
     assert messages.read_text(encoding="utf-8") == ""
@@ -111,14 +119,14 @@ def test_openais_client_is_told_that_the_server_closes(tmp_path: Path) -> None:
 
         other = threading.Thread(target=whole)
         other.start()
-        sleep(1)
+        wait_for(lambda: counted(address, "answers_running") == 2)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError, match="the server is closing"):
             list(stream)
         other.join()
         client.close()
         assert found == [503]
-        assert process.wait(timeout=40) == 128 + signal.SIGTERM
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
     assert messages.read_text(encoding="utf-8") == ""
 
 
@@ -149,7 +157,7 @@ def test_an_answer_is_stopped_in_its_prefill(begins: float) -> None:
     async def stops() -> None:
         running = running_module.Running(cast("Any", None), start)
         await asyncio.sleep(0.1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running.stop()
             assert [piece async for piece in running.pieces()] == []
 
@@ -309,7 +317,7 @@ def test_a_signal_ends_the_server_cleanly(tmp_path: Path, monkeypatch: pytest.Mo
         assert ask(address, 1) == 200
         assert not list((tmp_path / "cache" / "costs").glob("*"))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=40) == 128 + signal.SIGTERM
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
     assert list((tmp_path / "cache" / "costs").glob("*.json"))
     assert "Traceback" not in (tmp_path / "messages").read_text(encoding="utf-8")
 

@@ -1,15 +1,19 @@
 """`serve`: clients of Ollama pull models into the library, and delete them."""
 
+import http.client
 import json
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.apps.serving import CHAT, LONG, Running, asked, wait_for
+from tests.apps.serving import CHAT, LONG, RESPONSES, Running, asked, body, wait_for
 from tests.apps.test_serve_several import Several, arguments
 from tests.library.conftest import HubServer, home, made
 from tests.library.conftest import server as hub
@@ -18,7 +22,8 @@ from tests.library.conftest import server as hub
 from edgedecode import InputError, Pair
 from edgedecode.apps.serve.command import _limits
 from edgedecode.apps.serve.guards import Limits
-from edgedecode.library import named_models, offers
+from edgedecode.apps.serve.ollama import library
+from edgedecode.library import named_models, offers, packages
 
 __all__ = ["home", "hub", "made"]
 PULL, DELETE, TAGS = "/api/pull", "/api/delete", "/api/tags"
@@ -146,6 +151,27 @@ def test_a_download_that_breaks_off_is_pulled_again(server: Several, hub: HubSer
     assert pulled(server, "owner/tiny")[-1] == {"status": "success"}
 
 
+def test_a_download_ends_with_the_server(pair: Pair, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose client has left: pip's process does not outlive the server."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return children[0]
+
+    monkeypatch.setattr(packages, "subprocess", Mock(Popen=start))
+    monkeypatch.setattr(library, "_LAST_SECONDS", 60.0)  # of a busy machine
+    with Several(pair) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", PULL, json.dumps({"model": "some-model"}))
+        wait_for(lambda: children)
+        connection.close()
+    ended = children[0].poll()
+    children[0].kill()
+    children[0].wait()
+    assert ended is not None
+
+
 def test_a_busy_model_is_not_deleted(server: Several, made: Callable[..., bytes]) -> None:
     pulled(server, "owner/tiny")
     with server.client.chat.completions.create(
@@ -223,6 +249,19 @@ def test_chats_of_different_keys_share_nothing(pair: Pair, home: Path) -> None:
 
         assert [cached(key) for key in KEYS] == [0, 0, 0]
         assert all(cached(key) > 0 for key in KEYS)
+
+
+def test_a_response_is_continued_with_its_own_key(pair: Pair, home: Path) -> None:
+    with Running(pair, Limits(key=KEYS[0], asking=KEYS[1:])) as server:
+
+        def ask(key: str, **fields: object) -> tuple[int, Any]:
+            return server.post(body(RESPONSES, **fields), RESPONSES, Authorization=f"Bearer {key}")
+
+        _, first = ask(KEYS[1])
+        refers = [{"type": "item_reference", "id": first["output"][0]["id"]}]
+        for key in KEYS:
+            found = {ask(key, previous_response_id=first["id"])[0], ask(key, input=refers)[0]}
+            assert found == {200 if key == KEYS[1] else 400}
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,15 @@ from edgedecode.user_notices import ask_before_downloads, show_work
 
 from ..guards import JsonResponse
 from ..models.one import Models, UnknownModel
-from ..models.places import Busy
+from ..models.places import CLOSING, Busy, Places
 from ..requests.fields import read_object, typed_body
 from ..streams import EventStream
 from .models import Name, shown_name
 
 _MOST_PULLS = 4
 """At a time, each of another model."""
+_LAST_SECONDS = 5.0
+"""For pulls to end once the server closes."""
 _TICK = 0.2
 """Seconds between two looks at a download's progress."""
 _HOSTS = ("hf.co/", "huggingface.co/")
@@ -50,6 +52,7 @@ class _Pull:
     """A download. done: set once it has ended. what, total, completed: its present step, and its bytes."""
 
     done: asyncio.Future[None]
+    places: Places
     what: str = ""
     total: int = 0
     completed: float = 0
@@ -64,12 +67,14 @@ class _Pull:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[float], None]]:
-        """Take the progress of a step, which downloads count in megabytes."""
+        """Take the progress of a step, which downloads count in megabytes. It ends with Busy when the server closes."""
         unit = _MB if what.endswith(", MB") else 1
         self.what, self.completed, self.total = what.removesuffix(", MB"), 0, max(1, total * unit)
 
         def advance(amount: float) -> None:
             self.completed += amount * unit
+            if self.places.closing:
+                raise Busy(CLOSING)
 
         yield advance
 
@@ -109,6 +114,11 @@ class LibraryEndpoints:
         self._models.changed()
         return Response()
 
+    async def ended(self) -> None:
+        """Wait until the pulls have ended, with their processes: the server closes."""
+        if self._pulls:
+            await asyncio.wait([each.done for each in self._pulls.values()], timeout=_LAST_SECONDS)
+
     async def _served(self, name: str) -> _Pull:
         """Return the pull of a model that is here. Raises InputError for others: this server would not serve them."""
         try:
@@ -118,7 +128,7 @@ class LibraryEndpoints:
             raise InputError(f"{error}: {why}") from None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
-        return _Pull(done)
+        return _Pull(done, self._models.places)
 
     def _pull(self, name: str) -> _Pull:
         if (running := self._pulls.get(name)) is not None:
@@ -126,7 +136,7 @@ class LibraryEndpoints:
         if self._models.places.closing or len(self._pulls) >= _MOST_PULLS:
             raise Busy(f"{len(self._pulls)} models are being pulled: try again later")
         loop = asyncio.get_running_loop()
-        found = self._pulls[name] = _Pull(loop.create_future())
+        found = self._pulls[name] = _Pull(loop.create_future(), self._models.places)
         found.done.add_done_callback(lambda done: self._ended(name, done))
 
         def work() -> None:
@@ -141,7 +151,7 @@ class LibraryEndpoints:
                 error = ManifestError(f"{name} could not be pulled: {cause(failure)}")
             loop.call_soon_threadsafe(_end, found.done, error)
 
-        # A daemon: a server that closes does not wait for it, and the next pull goes on where it stopped.
+        # A daemon: a server that closes waits a moment for it, and the next pull goes on where it stopped.
         threading.Thread(target=copy_context().run, args=(work,), name="pull", daemon=True).start()
         return found
 

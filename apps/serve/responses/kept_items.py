@@ -17,8 +17,8 @@ _NBYTES, _ITEM_NBYTES = 1 << 20, 300
 
 
 class KeptItems:
-    """The latest responses, in a megabyte of the budget; none where it has no room. Only the id of a response or an
-    item, a random one, finds it, so that one client's stay hidden from others.
+    """The latest responses to requests of one key, in a megabyte of the budget; none where it has no room. Only the id
+    of a response or an item, a random one, finds it, so that one client's stay hidden from others.
     """
 
     def __init__(self, budget: Budget) -> None:
