@@ -39,7 +39,7 @@ from .openapi import description
 from .page import page_routes
 from .prompts import prompt_tokens
 from .replies import CompletionsReply
-from .requests.asked import read_chat, read_completion
+from .requests.openai import read_chat, read_completion
 from .responses.bodies import read_response
 from .responses.kept_items import KeptItems
 from .responses.replies import ResponsesReply

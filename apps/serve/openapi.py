@@ -18,8 +18,8 @@ from .ollama.bodies import GenerateBody, OllamaChatBody
 from .ollama.library import PullBody
 from .ollama.models import ShowBody
 from .replies import ChatCompletion, Completion
-from .requests.asked import ChatBody, CompletionBody
 from .requests.fields import NO_EFFECT, UNSUPPORTED
+from .requests.openai import ChatBody, CompletionBody
 from .responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
 from .responses.replies import Response
 

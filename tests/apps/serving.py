@@ -35,7 +35,8 @@ from edgedecode.apps.serve.connections import server_config
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.models.one import Models, OneModel
 from edgedecode.apps.serve.models.places import Places
-from edgedecode.apps.serve.requests.asked import Asked, read_chat
+from edgedecode.apps.serve.requests.asked import Asked
+from edgedecode.apps.serve.requests.openai import read_chat
 from edgedecode.apps.serve.requests.tool_fields import ToolBody
 from edgedecode.apps.serve.requests.tools import Tools, read_tools
 from edgedecode.apps.serve.responses.bodies import read_response

@@ -11,7 +11,7 @@ from tests.apps.serving import CHAT, RESPONSES, Running
 from edgedecode import SamplingOptions
 from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.ollama.bodies import read_chat as read_ollama_chat
-from edgedecode.apps.serve.requests.asked import read_chat
+from edgedecode.apps.serve.requests.openai import read_chat
 from edgedecode.apps.serve.responses.bodies import read_response
 
 MESSAGES, OLLAMA = "/v1/messages", "/api/chat"

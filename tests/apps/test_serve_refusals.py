@@ -265,7 +265,7 @@ def test_other_hosts_pages_and_keys_are_refused(headers: dict[str, str], status:
         ("/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
         ("/v1/v1/responses", 404, "did you mean /v1/responses?"),
         ("/v1/model", 404, "did you mean /v1/models?"),
-        ("/v1/audio", 404, "this server has /v1/models, /v1/chat/completions, /v1/completions, /v1/responses"),
+        ("/v1/audio", 404, "this server has /v1/models, /v1/chat/completions, /v1/completions, /v1/messages"),
     ],
 )
 def test_other_paths_and_methods_are_refused(path: str, status: int, said: str, server: Running) -> None:

@@ -15,9 +15,10 @@ from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 
 from ..requests.answer_form import Form, FormatBody, read_format
-from ..requests.asked import Asked, ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
+from ..requests.asked import Asked
 from ..requests.chat_messages import Conversation, MessageBody
 from ..requests.fields import one_of, read_object, typed_body, unfollowed
+from ..requests.openai import ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ChoiceBody, ToolBody
 

@@ -18,8 +18,9 @@ from ..guards import JsonResponse
 from ..models.one import Loaded, Models
 from ..ollama.keep_alive import KeepAlive, keep_seconds
 from ..ollama.models import Name
-from ..requests.asked import Prompt, PromptField, check_choice, read_prompts
+from ..requests.asked import Prompt
 from ..requests.fields import check_fields, one_of, read_object, typed_body
+from ..requests.openai import PromptField, check_choice, read_prompts
 from ..running import Service
 from ..streams import unless_gone
 from .pooling import Embedded, by_last_token, check_embeds, embedded

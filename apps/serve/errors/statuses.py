@@ -16,8 +16,8 @@ from ..embeddings.endpoints import EmbeddingBody
 from ..guards import error_response
 from ..models.one import UnknownModel
 from ..models.places import Busy
-from ..requests.asked import ChatBody, CompletionBody
 from ..requests.fields import UNSUPPORTED
+from ..requests.openai import ChatBody, CompletionBody
 from ..responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
 
 _FIELDS = (

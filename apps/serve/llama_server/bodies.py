@@ -13,8 +13,9 @@ from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 
 from ..requests.answer_form import read_form
-from ..requests.asked import Asked, ChatBody, CompletionBody, FillIn, PromptField, asked_completion, read_chat
+from ..requests.asked import Asked, FillIn
 from ..requests.fields import read_object, typed_body, unfollowed
+from ..requests.openai import ChatBody, CompletionBody, PromptField, asked_completion, read_chat
 
 _PROBABILITIES = Meta(ge=0, le=MOST_TOP_LOGPROBS, description="Of so many of the likeliest tokens; 0: none.")
 

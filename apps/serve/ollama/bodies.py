@@ -14,8 +14,10 @@ from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
-from ..requests.asked import (
-    Asked,
+from ..requests.asked import Asked
+from ..requests.chat_messages import Conversation, MessageBody
+from ..requests.fields import read_object, typed_body, unfollowed
+from ..requests.openai import (
     ChatBody,
     CompletionBody,
     Seed,
@@ -25,8 +27,6 @@ from ..requests.asked import (
     check_choice,
     most_tokens,
 )
-from ..requests.chat_messages import Conversation, MessageBody
-from ..requests.fields import read_object, typed_body, unfollowed
 from ..requests.sampling import SamplingBody, read_sampling
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds

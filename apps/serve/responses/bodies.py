@@ -13,21 +13,10 @@ from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue, typed
 
 from ..requests.answer_form import FormatBody, read_format
-from ..requests.asked import (
-    TRUNCATION,
-    VERBOSITIES,
-    Asked,
-    ChatBody,
-    Most,
-    PastTurn,
-    Seed,
-    Stop,
-    asked_chat,
-    check_choice,
-    most_tokens,
-)
+from ..requests.asked import Asked, PastTurn
 from ..requests.chat_messages import Conversation, MessageBody
 from ..requests.fields import check_fields, one_of, read_object, typed_body
+from ..requests.openai import TRUNCATION, VERBOSITIES, ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import CHOICES, ChoiceBody, ToolBody
 
