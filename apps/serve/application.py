@@ -66,15 +66,9 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         read = partial(read_response, find=own.find, before=own.before)
         return await answering.answered(request, read=read, form=partial(ResponsesReply, keep=own.keep), exact=False)
 
-    forms: list[tuple[str, Read, Form, bool]] = [
-        ("/v1/chat/completions", read_chat, CompletionsReply, False),
-        ("/v1/completions", read_completion, CompletionsReply, False),
-        ("/v1/messages", read_messages, MessagesReply, False),
-        ("/completion", read_llama_completion, LlamaReply, False),
-        ("/infill", read_infill, LlamaReply, False),
-        ("/api/chat", read_ollama_chat, OllamaReply, True),
-        ("/api/generate", read_generate, partial(OllamaReply, generates=True), True),
-    ]
+    def answers(path: str, read: Read, form: Form, *, exact: bool = False) -> Route:
+        return Route(path, partial(answering.answered, read=read, form=form, exact=exact), methods=["POST"])
+
     routes = [
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics_text),
@@ -83,12 +77,15 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         Route("/openapi.json", endpoints.openapi),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
-        *(
-            Route(path, partial(answering.answered, read=read, form=form, exact=exact), methods=["POST"])
-            for path, read, form, exact in forms
-        ),
-        Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
+        answers("/v1/chat/completions", read_chat, CompletionsReply),
+        answers("/v1/completions", read_completion, CompletionsReply),
         Route("/v1/responses", responses, methods=["POST"]),
+        answers("/v1/messages", read_messages, MessagesReply),
+        answers("/completion", read_llama_completion, LlamaReply),
+        answers("/infill", read_infill, LlamaReply),
+        answers("/api/chat", read_ollama_chat, OllamaReply, exact=True),
+        answers("/api/generate", read_generate, partial(OllamaReply, generates=True), exact=True),
+        Route("/v1/messages/count_tokens", endpoints.counted, methods=["POST"]),
         *LlamaEndpoints(models, answering).routes(),
         Route("/v1/embeddings", embedding.openai, methods=["POST"]),
         Route("/api/embed", embedding.ollama, methods=["POST"]),
