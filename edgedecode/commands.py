@@ -139,7 +139,7 @@ def add_stats(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--stats",
         choices=("short", "full"),
-        metavar="full",
+        metavar="[full]",
         help="show speed, drafts and peak memory after each answer; `--stats full`: all that was counted",
     )
 

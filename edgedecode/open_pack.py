@@ -28,7 +28,7 @@ from edgedecode.engines.selection import (
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
 from edgedecode.library.prepared import hold_in_use
-from edgedecode.memory.budget import PROCESS, VARIATION, Budget, Holder, SharedBudget
+from edgedecode.memory.budget import PROCESS, VARIATION, VARIATION_NBYTES, Budget, Holder, SharedBudget
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.process_memory import held_nbytes
@@ -48,8 +48,6 @@ __all__ = ["KV_TYPES", "SMALLER_KV", "LoadOptions", "load"]
 
 SMALLER_KV = "int8"
 KV_TYPES = ("float32", "float16", SMALLER_KV)
-VARIATION_NBYTES = 2 * 2**20
-"""Growth of a process before a model is open, in addition to its leases."""
 
 
 @dataclass(frozen=True, slots=True)

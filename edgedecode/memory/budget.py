@@ -26,7 +26,8 @@ PROCESS = "process (interpreter, engine, tokenizer)"
 """Name of the lease for the memory of the process before a model is open."""
 TOKENIZER = "tokenizer of a pack"
 """Name of the lease of a pack's tokenizer where several packs share the process's."""
-VARIATION = "variation between processes"
+VARIATION, VARIATION_NBYTES = "variation between processes", 2 * 2**20
+"""Growth of a process before a model is open, in addition to its leases."""
 _LEFT_NBYTES = 14 * 2**20
 """What closed packs leave in a process: 10 to 13 MB were measured, after one and after 72."""
 _WORKING = "working memory"

@@ -17,7 +17,7 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.fair_lock import FairLock
-from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.budget import VARIATION_NBYTES, Budget, Lease
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.options import SessionOptions
@@ -160,7 +160,7 @@ class Resources:
         plan, limit = self._plan(options), self.budget.limit
         if plan is None or plan.fits or plan.limit_nbytes is None or limit is None:
             return error
-        beside = limit.nbytes - plan.limit_nbytes
+        beside = limit.nbytes - plan.limit_nbytes + VARIATION_NBYTES  # the next process may be as much larger
         return plan.refusal(error, limit, beside=beside, context_asked=options.context is not None)
 
     def _plan(self, options: SessionOptions, *, drafts_given_back: bool = False) -> MemoryPlan | None:
@@ -170,7 +170,10 @@ class Resources:
         try:
             unused = DRAFT_ROLES if drafts_given_back else self.drafts.unused(self.used_drafts)
             return self.footprint.fit_session(options, self.budget, given_back=unused)
-        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit the budget
+        except BudgetExceeded:  # reading the drafts' graphs takes memory too
+            plain = _without_drafts(options)
+            return None if plain == options else self._plan(plain, drafts_given_back=drafts_given_back)
+        except (EdgeDecodeError, OSError):  # the pack's files are gone
             return None
 
     def session_without_model(self, options: SessionOptions) -> SessionOptions | None:

@@ -1,5 +1,7 @@
 """`plan`: the table, the cuts for a budget, the smallest budgets and refusals."""
 
+import re
+
 import pytest
 
 import edgedecode
@@ -84,6 +86,16 @@ def test_plan_that_does_not_fit_shows_the_table_and_the_smallest_budget(capsys: 
     assert "Smallest budget: " in out
     assert err.count("\n") == 1
     assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
+
+
+def test_a_session_that_does_not_fit_names_the_plans_smallest_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run_plan(capsys)
+    (least,) = map(float, re.findall(r"Smallest budget: ([\d.]+)MB", out))
+    for less in (3, 4, 5, 6, 7, 8, 9):
+        assert main(["generate", "-p", "hi", "-n", "2", "--memory", f"{least - less}MB"]) == 1
+        (named,) = map(float, re.findall(r"raise --memory to ([\d.]+)MB", capsys.readouterr().err))
+        assert named == pytest.approx(least, abs=0.3), less
+    assert main(["generate", "-p", "hi", "-n", "2", "--memory", f"{least}MB"]) == 0
 
 
 def test_plan_keeps_the_context_that_is_asked_for(told: Told) -> None:

@@ -23,6 +23,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
 from edgedecode.pack import pack_tokenizer
 from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.sessions import resources
 from edgedecode.testing import TableModel, toy_tables
 from tests.contract.toy_graph import ToyShape, write_toy
 
@@ -331,7 +332,8 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     name: str = request.param
     pytest.importorskip(ENGINES[name])
     monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
-    monkeypatch.setattr(open_pack, "VARIATION_NBYTES", 0)
+    for module in (open_pack, resources):
+        monkeypatch.setattr(module, "VARIATION_NBYTES", 0)
     monkeypatch.setenv("EDGEDECODE_KERNELS", "engine" if name.endswith("own kernels") else "auto")
     return name.partition(",")[0]
 
