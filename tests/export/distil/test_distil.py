@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -40,6 +39,7 @@ from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.text.prompts import Prompt, parse_prompts
+from tests.export.distil.killing import kill_when
 from tests.peft_folders import write_peft
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
@@ -155,11 +155,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_killed_training_goes_on_to_the_same_weights(name: str, nbytes: int, unbroken: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
-    with subprocess.Popen(child(BUNDLED_PACK, out)) as running:
-        while running.poll() is None and not ((out / name).exists() and (out / name).stat().st_size >= nbytes):
-            time.sleep(0.005)
-        running.kill()
-    assert not (out / "model.safetensors").exists()
+    kill_when(child(BUNDLED_PACK, out), out, name, nbytes)
     subprocess.run(child(BUNDLED_PACK, out, "resume"), check=True)
     for each in ("texts.jsonl", "labels.bin", "model.safetensors", "config.json"):
         assert (unbroken / each).read_bytes() == (out / each).read_bytes(), each

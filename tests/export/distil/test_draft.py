@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.contract.toy_gguf import GGUF, write_toy_gguf
 from tests.contract.toy_graph import ToyShape
+from tests.export.distil.killing import kill_when
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1200
@@ -110,11 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_training_goes_on_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
-    with subprocess.Popen(child(out)) as running:
-        while running.poll() is None and not (out / "training.pt").exists():
-            time.sleep(0.005)
-        running.kill()
-    assert not (out / "model.safetensors").exists()
+    kill_when(child(out), out, "training.pt")
     subprocess.run(child(out, "resume"), check=True)
     for each in ("labels.bin", "model.safetensors", "config.json", "draft.ids"):
         assert (trained / each).read_bytes() == (out / each).read_bytes(), each
