@@ -1,5 +1,6 @@
 """`serve` under clients that send garbage, too much, too slowly, or leave: each is refused, and others are answered."""
 
+import gc
 import json
 import shutil
 import socket
@@ -40,11 +41,14 @@ def server(running: Running) -> Iterator[Running]:
     before = held(running.pair)
     yield running
     settle(running)
-    wait_for(lambda: held(running.pair) == before)
+    with suppress(AssertionError):
+        wait_for(lambda: held(running.pair) == before)
+    assert held(running.pair) == before
 
 
 def settle(running: Running) -> None:
     """Wait until nothing runs, of tests before this one either, and answer a request."""
+    gc.collect()  # sessions that tests of other files left open hold memory of the pair that all share
     wait_for(lambda: not running.service.running and not running.service.places.queued)
     running.answer(asked(max_tokens=2, seed=1))
 
