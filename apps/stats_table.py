@@ -59,7 +59,7 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
 
 
 def _drafted(stats: Stats) -> str:
-    """Return what became of the drafts, in the page's words; a speed-up only where one was measured."""
+    """Summarise the drafts in the words of the web page. The speed-up is included only if it was measured."""
     if not stats.proposed:
         why = max(stats.plain_rounds, key=lambda reason: stats.plain_rounds[reason], default="")
         return f"no drafts{': ' * bool(why)}{why}"

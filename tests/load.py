@@ -284,7 +284,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--memory", default="230MB")
     parser.add_argument("--parallel", type=int, default=16)
-    parser.add_argument("--models", type=int, default=1, help="1: the bundled pack; more: so many copies of it")
+    parser.add_argument("--models", type=int, default=1, help="number of copies of the bundled pack to serve")
     arguments = parser.parse_args()
     copies = tuple(f"copy-{number}" for number in range(arguments.models)) if arguments.models > 1 else ()
     tally = Tally(lone_answers(), copies or ("demo",))

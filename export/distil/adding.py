@@ -47,8 +47,8 @@ class Gain:
 class Outcome:
     """The speeds over plain decoding before and with it.
 
-    gain: by which the pack was changed or not, over so many texts: of tokens a round where it replaces one whose steps
-    cost the same, as no timing blurs them, else of the speed.
+    gain: what decides whether the pack is changed: tokens a round if it replaces one whose steps cost the same, since
+    these are not timed; otherwise speed. texts: how many were compared.
     """
 
     before: float

@@ -194,7 +194,7 @@ def gguf_tensor(path: Path, contents: Contents, tensor: Tensor) -> HeadTensor:
 
 
 def _bytes(path: Path, contents: Contents, tensor: Tensor, *, rows: int | None = None) -> ByteArray:
-    """Return a tensor's bytes, [rows, bytes of a row]; rows: only so many."""
+    """Return a tensor's bytes, [rows, bytes of a row]. rows: how many to read, from the first; None: all."""
     block, nbytes = BLOCKS[tensor.type]
     all_rows = prod(tensor.shape[1:])
     rows = all_rows if rows is None else min(rows, all_rows)

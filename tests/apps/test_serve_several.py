@@ -83,7 +83,7 @@ class Several(Running):
         return self.models
 
     def limit_to(self, models: float) -> None:
-        """Limit the budget to what so many models and their sessions hold, given that one is loaded and idle."""
+        """Limit the budget to the memory of this many models with their sessions. One model must be loaded and idle."""
         (model,) = self.models.loaded
         one = model.service.pair.budget.used_nbytes
         self.shared.whole = Limit(self.shared.used_nbytes + int(one * (models - 1)))

@@ -17,7 +17,9 @@ from ..requests.asked import Asked, FillIn
 from ..requests.fields import read_object, typed_body, unfollowed
 from ..requests.openai import ChatBody, CompletionBody, PromptField, asked_completion, read_chat
 
-_PROBABILITIES = Meta(ge=0, le=MOST_TOP_LOGPROBS, description="Of so many of the likeliest tokens; 0: none.")
+_PROBABILITIES = Meta(
+    ge=0, le=MOST_TOP_LOGPROBS, description="How many of the likeliest tokens to report at each position; 0: none."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
