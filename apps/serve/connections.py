@@ -72,6 +72,9 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Else a reply's body waits 40 ms for the acknowledgement of its head: asyncio turns this off only for sockets
+        # that were made with the protocol's number.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
         self._await_head()

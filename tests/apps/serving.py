@@ -102,6 +102,11 @@ class Running:
         self._server.should_exit = True
         self._thread.join()
 
+    @property
+    def connections(self) -> list[Any]:
+        """Those that are open."""
+        return list(self._server.server_state.connections)
+
     def _run(self) -> None:
         async def serve() -> None:
             limits, parallel, waiting, options = self._settings

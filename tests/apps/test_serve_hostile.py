@@ -1,6 +1,7 @@
 """`serve` under clients that send garbage, too much, too slowly, or leave: each is refused, and others are answered."""
 
 import gc
+import http.client
 import json
 import shutil
 import socket
@@ -194,6 +195,16 @@ def test_200_idle_connections_keep_nobody_waiting_and_are_closed(server: Running
         for seed in range(3):
             server.answer(asked(max_tokens=2, seed=seed))
         assert all(closed(connection) for connection in idle)
+
+
+def test_a_reply_does_not_wait_for_the_acknowledgement_of_its_head(server: Running) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/health")
+    connection.getresponse().read()
+    sockets = [each.transport.get_extra_info("socket") for each in server.connections]
+    assert sockets
+    assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)
+    connection.close()
 
 
 def test_connections_beyond_the_most_are_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
