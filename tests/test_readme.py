@@ -2,7 +2,8 @@
 
 A ```console block contains `$ ` lines and their output, ```sh only commands, ```python a program. The info string
 `sh no-run` is reserved for commands that need the reader's own files or models; blocks with `server` talk to a running
-`edgedecode serve`. A comment `# -> TEXT` promises that the block prints TEXT.
+`edgedecode serve`. A comment `# -> TEXT` promises that the block prints TEXT. A ```toml block declares the entry point
+of the ```python block before it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 from urllib.request import urlopen
@@ -112,9 +115,11 @@ def folder(readers: Path, block: Block) -> Path:
     return own
 
 
-def _run(command: list[str], folder: Path) -> str:
-    """Run a command that must succeed, and return what it prints."""
-    environment = os.environ | {
+def _run(command: list[str], folder: Path, **more: str) -> str:
+    """Run a command that must succeed, and return what it prints. more: variables of its environment."""
+    environment = {
+        **os.environ,
+        **more,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "0",  # its compiler takes half a minute
@@ -190,9 +195,36 @@ def test_documented_commands_run(block: Block, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks("python") if block.runs], ids=_ids)
 def test_documented_python_examples_run(block: Block, folder: Path) -> None:
+    if "import torch" in block.body:
+        for package in ("torch", "transformers", "onnxruntime_genai"):
+            pytest.importorskip(package, reason="the export extras are not installed")
     program = folder / f"line_{block.line}.py"
     program.write_text(block.body, encoding="utf-8")
     block.check(_run([sys.executable, str(program)], folder))
+
+
+USES = {"repeat": "generate --drafter repeat --stats full -n 8 hello", "count": "count 'a frog and a pebble'"}
+"""Commands that use what the documents register."""
+
+
+@pytest.mark.slow
+def test_documented_entry_points_work_in_an_installed_package(tmp_path: Path) -> None:
+    (about := tmp_path / "my_package-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    found, registered = blocks("python", "toml"), dict[str, str]()
+    for code, declared in pairwise(found):
+        if declared.info == ("toml",):
+            ((group, entries),) = tomllib.loads(declared.body)["project"]["entry-points"].items()
+            registered |= entries
+            with (about / "entry_points.txt").open("a") as file:
+                file.writelines([f"[{group}]\n", *(f"{name} = {value}\n" for name, value in entries.items())])
+            for value in entries.values():
+                module = tmp_path.joinpath(*value.partition(":")[0].split(".")).with_suffix(".py")
+                module.parent.mkdir(exist_ok=True)
+                module.write_text(code.body, encoding="utf-8")
+    assert registered.keys() == USES.keys()
+    for name, use in USES.items():
+        assert _run(["edgedecode", *shlex.split(use)], tmp_path, PYTHONPATH=str(tmp_path)), name
 
 
 def test_examples_of_structured_output_promise_their_values() -> None:
