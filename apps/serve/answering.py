@@ -35,7 +35,7 @@ from .requests.tools import Call
 from .responses.replies import ResponsesReply
 from .rounds import Piece
 from .running import Running, Service
-from .streams import EventStream, unless_gone
+from .streams import EventStream, Readers, unless_gone
 
 Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply | LlamaReply
 Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
@@ -48,10 +48,8 @@ _LONGEST_NOTE = 2000
 
 
 class Answering:
-    """seconds: for a client to read an event."""
-
-    def __init__(self, models: Models, metrics: Metrics, *, seconds: float) -> None:
-        self._models, self._metrics, self._seconds = models, metrics, seconds
+    def __init__(self, models: Models, metrics: Metrics, readers: Readers) -> None:
+        self._models, self._metrics, self._readers = models, metrics, readers
 
     async def answered(self, request: Request, *, read: Read, form: Form, exact: bool) -> Response:
         """Answer a request that `read` reads, in the form of its endpoint. exact: as in `Models.find`."""
@@ -169,7 +167,7 @@ class Answering:
                 yield reply.encoded(event)
             yield reply.done
 
-        return EventStream(sent(), whole, media_type=reply.media_type, seconds=self._seconds)
+        return EventStream(sent(), whole, media_type=reply.media_type, readers=self._readers)
 
     async def _parts(
         self,

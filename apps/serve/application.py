@@ -43,14 +43,15 @@ from .requests.openai import read_chat, read_completion
 from .responses.bodies import read_response
 from .responses.kept_items import KeptItems
 from .responses.replies import ResponsesReply
+from .streams import Readers
 
 
 def create_app(models: Models, limits: Limits) -> ASGIApp:
     """Return the ASGI application over a server's models, which it closes at shutdown."""
-    metrics = Metrics()
-    answering = Answering(models, metrics, seconds=limits.seconds)
+    metrics, readers = Metrics(), Readers(seconds=limits.seconds)
+    answering = Answering(models, metrics, readers)
     endpoints = _Endpoints(models, metrics, answering)
-    library, embedding = LibraryEndpoints(models, seconds=limits.seconds), EmbeddingEndpoints(models)
+    library, embedding = LibraryEndpoints(models, readers), EmbeddingEndpoints(models)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -19,8 +20,9 @@ from tests.apps.serving import CHAT, LONG, Running, asked, held, streamed, wait_
 # isort: split
 import edgedecode
 from edgedecode import Pair
-from edgedecode.apps.serve import connections
+from edgedecode.apps.serve import application, connections
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.apps.serve.streams import Readers
 from edgedecode.memory.process_memory import memory_now
 
 SECONDS = 1.5
@@ -185,6 +187,41 @@ def test_a_client_that_reads_byte_by_byte_or_never_frees_its_place(pair: Pair, *
         finally:
             left.set()
             reader.join()
+
+
+def slow_client(server: Running, **fields: object) -> socket.socket:
+    """Return the connection of a client that asks for a long stream, of which the system keeps little unread."""
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    client.settimeout(120)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(request(asks(stream=True, max_tokens=1500, response_format=LONG, **fields)))
+    return client
+
+
+def test_an_answer_that_is_not_read_ends_frees_its_place_and_is_there_later(pair: Pair) -> None:
+    server = Running(pair, Limits(seconds=600.0), parallel=1)
+    with server, slow_client(server, n=2) as client:
+        wait_for(lambda: server.service.running)
+        wait_for(lambda: not server.service.running)
+        server.answer(asked(max_tokens=2, seed=1))
+        found = all_of(client)
+    assert b"[DONE]" in found
+    assert len(found) > 150_000
+
+
+def test_of_clients_that_do_not_read_the_one_that_is_behind_the_most_is_cut_off(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "Readers", partial(Readers, most_nbytes=150_000))
+    server = Running(pair, Limits(seconds=600.0), parallel=2)
+    with server, slow_client(server, n=4) as behind:
+        wait_for(lambda: server.service.running)
+        with slow_client(server) as reading:
+            assert b"[DONE]" in all_of(reading)
+        wait_for(lambda: not server.service.running)
+        assert b"[DONE]" not in all_of(behind)
 
 
 def test_200_idle_connections_keep_nobody_waiting_and_are_closed(server: Running) -> None:

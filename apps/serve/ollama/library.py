@@ -25,7 +25,7 @@ from ..guards import JsonResponse
 from ..models.one import Models, UnknownModel
 from ..models.places import CLOSING, Busy, Places
 from ..requests.fields import read_object, typed_body
-from ..streams import EventStream
+from ..streams import EventStream, Readers
 from .models import Name, shown_name
 
 _MOST_PULLS = 4
@@ -80,10 +80,10 @@ class _Pull:
 
 
 class LibraryEndpoints:
-    """Two pulls of one model are one download, which goes on if its clients leave. seconds: to read an event."""
+    """Two pulls of one model are one download, which goes on if its clients leave."""
 
-    def __init__(self, models: Models, *, seconds: float) -> None:
-        self._models, self._seconds = models, seconds
+    def __init__(self, models: Models, readers: Readers) -> None:
+        self._models, self._readers = models, readers
         self._pulls: dict[str, _Pull] = {}
 
     async def pull(self, request: Request) -> Response:
@@ -98,7 +98,7 @@ class LibraryEndpoints:
         found = self._pull(name) if self._models.serves_library else await self._served(name)
         if body.stream is not False:
             return EventStream(
-                self._events(found), AsyncExitStack(), media_type="application/x-ndjson", seconds=self._seconds
+                self._events(found), AsyncExitStack(), media_type="application/x-ndjson", readers=self._readers
             )
         await asyncio.shield(found.done)
         return JsonResponse({"status": "success"})
