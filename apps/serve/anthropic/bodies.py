@@ -5,27 +5,24 @@ them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
-from edgedecode.text.chat_template import EFFORTS
-from edgedecode.typed_json import JsonValue, typed
+from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
-from ..requests.chat_messages import Conversation, MessageBody
-from ..requests.fields import one_of, read_object, typed_body, unfollowed
-from ..requests.openai import ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
+from ..requests.chat_messages import Conversation
+from ..requests.fields import made_of, one_of, read_body, typed_part, unfollowed
+from ..requests.openai import ChatBody, Effort, Most, Seed, Stop, asked_chat, most_tokens
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ChoiceBody, ToolBody
 
-_SAMPLING = [each.name for each in fields(SamplingBody)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """What `tool_choice.type` may be, besides a tool, and OpenAI's word for it."""
-_THINKING = ("enabled", "disabled", "adaptive")
 _BILLING = "x-anthropic-billing-header:"
 """What a line of Claude Code's system prompt begins with. It is no text for a model, and another one in each request:
 no request would continue the conversation before."""
@@ -77,13 +74,13 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Thinking:
-    type: Annotated[str, one_of(*_THINKING)]
+    type: Annotated[str, one_of("enabled", "disabled", "adaptive")]
     budget_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Output:
-    effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    effort: Effort | None = None
     format: FormatBody | None = None
 
 
@@ -107,27 +104,24 @@ class MessagesBody(SamplingBody):
 
 def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body. Raises InputError."""
-    value = read_object(data)
-    body = typed_body(value, MessagesBody)
+    value, body = read_body(data, MessagesBody)
     conversation, notes = _conversation(body)
-    chat = ChatBody(
-        model=body.model,
-        messages=[*conversation.bodies],
+    chat = made_of(
+        body,
+        ChatBody,
+        messages=conversation.bodies,
         stop=body.stop_sequences,
-        stream=body.stream,
+        max_tokens=None,
         tools=None if body.tools is None else [_tool(each) for each in body.tools],
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is False,
         reasoning_effort=_effort(body),
-        seed=body.seed,
-        **{name: getattr(body, name) for name in _SAMPLING},
     )
     asked = asked_chat(chat, defaults, messages=conversation.read(), form=_form(body))
     most = None if body.max_tokens is None else most_tokens("max_tokens", body.max_tokens, least=1)
-    known = {*(each.name for each in fields(body)), *_NO_EFFECT}
     if body.thinking is not None and body.thinking.budget_tokens:
         notes.append("thinking.budget_tokens was not followed: a thought ends by itself")
-    return replace(asked, max_tokens=most, notes=(*asked.notes, *notes, *unfollowed("", value, known)))
+    return replace(asked, max_tokens=most, notes=(*asked.notes, *notes, *unfollowed(value, body, also=_NO_EFFECT)))
 
 
 def _conversation(body: MessagesBody) -> tuple[Conversation, list[str]]:
@@ -138,19 +132,14 @@ def _conversation(body: MessagesBody) -> tuple[Conversation, list[str]]:
         places.append("system")
     for number, message in enumerate(body.messages):
         place = f"messages[{number}]"
-        check_choice(f"{place}.role", message.role, ("user", "assistant", "system"))
         if isinstance(message.content, str):
             made: list[Any] = [{"role": message.role, "content": message.content}]
         else:
             made = [*_messages(message.role, message.content, place, left)]
         found += made
         places += [place] * len(made)
-    try:
-        bodies = [typed(message, MessageBody, place) for message, place in zip(found, places, strict=True)]
-    except ValueError as error:
-        raise InputError(str(error)[:300]) from None
     notes = [f"blocks of the types {', '.join(sorted(left))} were left out"] if left else []
-    return Conversation(bodies, places, "tool_use_id"), notes
+    return Conversation.of(found, places, "tool_use_id"), notes
 
 
 def _system(given: str | list[_Block] | None, left: set[str]) -> str:
@@ -203,10 +192,7 @@ def _joined(blocks: Sequence[_Block], place: str, left: set[str]) -> str:
 
 def _inner(given: Sequence[Any], place: str) -> list[_Block]:
     """Return the blocks in a block. Raises InputError."""
-    try:
-        return typed([*given], list[_Block], f"{place}.content")
-    except ValueError as error:
-        raise InputError(str(error)[:300]) from None
+    return typed_part([*given], list[_Block], f"{place}.content")
 
 
 def _tool(tool: _FunctionBlock) -> ToolBody:
@@ -217,16 +203,13 @@ def _tool(tool: _FunctionBlock) -> ToolBody:
 def _choice(choice: _Choice | None) -> str | ChoiceBody | None:
     if choice is None or choice.type in _CHOICES:
         return None if choice is None else _CHOICES[choice.type]
-    check_choice("tool_choice.type", choice.type, (*_CHOICES, "tool"))
     return ChoiceBody(type="function", name=choice.name)
 
 
 def _effort(body: MessagesBody) -> str | None:
-    """Return how much to think, if that is asked for. Raises InputError."""
+    """Return how much to think, if that is asked for."""
     kind = None if body.thinking is None else body.thinking.type
     effort = None if body.output_config is None else body.output_config.effort
-    check_choice("thinking.type", kind, _THINKING)
-    check_choice("output_config.effort", effort, EFFORTS)
     return {None: None, "disabled": "off", "enabled": effort or "on", "adaptive": effort}[kind]
 
 

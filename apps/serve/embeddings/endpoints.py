@@ -3,7 +3,7 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,13 +19,12 @@ from ..models.one import Loaded, Models
 from ..ollama.keep_alive import KeepAlive, keep_seconds
 from ..ollama.models import Name
 from ..requests.asked import Prompt
-from ..requests.fields import check_fields, one_of, read_object, typed_body
-from ..requests.openai import PromptField, check_choice, read_prompts
+from ..requests.fields import check_fields, one_of, read_body
+from ..requests.openai import PromptField, read_prompts
 from ..running import Service
 from ..streams import unless_gone
 from .pooling import Embedded, by_last_token, check_embeds, embedded
 
-_FORMATS = ("float", "base64")
 _NANO = 1_000_000_000
 
 
@@ -35,7 +34,7 @@ class EmbeddingBody:
 
     input: PromptField
     model: str | None = None
-    encoding_format: Annotated[str, one_of(*_FORMATS)] | None = None
+    encoding_format: Annotated[str, one_of("float", "base64")] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
 
 
@@ -88,10 +87,8 @@ class EmbeddingEndpoints:
         return await unless_gone(request, self._ollama(await request.body(), older=True))
 
     async def _openai(self, data: bytes) -> Response:
-        value = read_object(data)
-        body = typed_body(value, EmbeddingBody)
-        check_fields(value, {each.name for each in fields(body)})
-        check_choice("encoding_format", body.encoding_format, _FORMATS)
+        value, body = read_body(data, EmbeddingBody)
+        check_fields(value, body)
         texts = _texts(body.input)
         found = await self._models.find(body.model or "", exact=False)
         async with self._models.using(found) as model:
@@ -111,7 +108,7 @@ class EmbeddingEndpoints:
 
     async def _ollama(self, data: bytes, *, older: bool) -> Response:
         began = monotonic()
-        body = typed_body(read_object(data), EmbedBody)
+        _, body = read_body(data, EmbedBody)
         seconds = keep_seconds(body.keep_alive)
         given = body.prompt if older else body.input
         texts: tuple[Prompt, ...] = ()  # it only loads the model

@@ -4,7 +4,7 @@ Fields that this server does not know are left out, as llama-server does, and th
 """
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from msgspec import Meta
@@ -14,7 +14,7 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 
 from ..requests.answer_form import read_form
 from ..requests.asked import Asked, FillIn
-from ..requests.fields import read_object, typed_body, unfollowed
+from ..requests.fields import names, read_body, read_object, unfollowed
 from ..requests.openai import ChatBody, CompletionBody, PromptField, asked_completion, read_chat
 
 _PROBABILITIES = Meta(
@@ -52,9 +52,9 @@ class InfillBody(LlamaBody):
 
 def read_template(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /apply-template. Raises InputError."""
-    value, known = read_object(data), {each.name for each in fields(ChatBody)}
-    chat = json.dumps({name: each for name, each in value.items() if name in known})
-    asked, notes = read_chat(chat.encode(), defaults), [*unfollowed("", value, known)]
+    value = read_object(data)
+    chat = json.dumps({name: each for name, each in value.items() if name in names(ChatBody)})
+    asked, notes = read_chat(chat.encode(), defaults), unfollowed(value, ChatBody)
     if value.get("add_generation_prompt") is False:
         notes.append("add_generation_prompt was not followed: the answer's beginning is there")
     return replace(asked, notes=(*asked.notes, *notes))
@@ -71,20 +71,18 @@ def read_infill(data: bytes, defaults: SamplingOptions) -> Asked:
 
 
 def _read(data: bytes, defaults: SamplingOptions, kind: type[LlamaBody]) -> Asked:
-    value = read_object(data)
-    given = body = typed_body(value, kind)
+    value, body = read_body(data, kind)
     if value.get("image_data"):
         raise InputError("image_data has pictures: this server reads text only")
+    prompt = body.input_prefix if isinstance(body, InfillBody) else body.prompt
+    asked = asked_completion(replace(body, prompt=prompt, n=body.n or body.n_cmpl), defaults, form=read_form(body))
     if isinstance(body, InfillBody):
-        body = replace(body, prompt=body.input_prefix)
-    asked = asked_completion(replace(body, n=body.n or body.n_cmpl), defaults, form=read_form(body))
-    if isinstance(given, InfillBody):
-        begun = given.prompt if isinstance(given.prompt, str) else ""
-        files = tuple((each.filename, each.text) for each in given.input_extra or ())
-        asked = replace(asked, fill_in=FillIn(given.input_suffix, begun, files, asks="/infill"))
+        begun = body.prompt if isinstance(body.prompt, str) else ""
+        files = tuple((each.filename, each.text) for each in body.input_extra or ())
+        asked = replace(asked, fill_in=FillIn(body.input_suffix, begun, files, asks="/infill"))
     return replace(
         asked,
         top_logprobs=body.n_probs or asked.top_logprobs,
         returns_tokens=bool(body.return_tokens),
-        notes=(*asked.notes, *unfollowed("", value, {each.name for each in fields(body)})),
+        notes=(*asked.notes, *unfollowed(value, body)),
     )

@@ -18,7 +18,7 @@ from ..guards import JsonResponse
 from ..models.one import Models
 from ..offered import context_length, sampling_of
 from ..prompts import encoder, prompt_text
-from ..requests.fields import named_in, read_object, typed_body
+from ..requests.fields import read_body
 from ..running import Service
 from .bodies import read_template
 from .replies import generation_settings
@@ -96,16 +96,14 @@ class LlamaEndpoints:
 
     async def tokenized(self, request: Request) -> Response:
         """Answer with the tokens of a text."""
-        data = await request.body()
-        body = typed_body(read_object(data), TokenizeBody)
-        async with self._models.using(await self._models.find(named_in(data), exact=False)) as model:
+        _, body = read_body(await request.body(), TokenizeBody)
+        async with self._models.using(await self._models.find(body.model or "", exact=False)) as model:
             return JsonResponse(await asyncio.to_thread(_tokenized, body, model.service))
 
     async def detokenized(self, request: Request) -> Response:
         """Answer with the text of tokens."""
-        data = await request.body()
-        body = typed_body(read_object(data), DetokenizeBody)
-        async with self._models.using(await self._models.find(named_in(data), exact=False)) as model:
+        _, body = read_body(await request.body(), DetokenizeBody)
+        async with self._models.using(await self._models.find(body.model or "", exact=False)) as model:
             tokenizer = model.service.pair.tokenizer
             if wrong := [each for each in body.tokens if not 0 <= each < tokenizer.size]:
                 raise InputError(f"tokens has {wrong[0]}, which is no token's id: 0 to {tokenizer.size - 1}")

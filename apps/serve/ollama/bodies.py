@@ -4,7 +4,7 @@ Ollama ignores what it does not know. Here the reply names it: nothing that was 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -16,23 +16,13 @@ from edgedecode.typed_json import JsonValue
 from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import Conversation, MessageBody
-from ..requests.fields import read_object, typed_body, unfollowed
-from ..requests.openai import (
-    ChatBody,
-    CompletionBody,
-    Seed,
-    Stop,
-    asked_chat,
-    asked_completion,
-    check_choice,
-    most_tokens,
-)
+from ..requests.fields import made_of, one_of, read_body, unfollowed
+from ..requests.openai import ChatBody, CompletionBody, Seed, Stops, asked_chat, asked_completion, most_tokens
 from ..requests.sampling import SamplingBody, read_sampling
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
 from .models import Name
 
-_SAMPLING = [each.name for each in fields(SamplingBody)]
 _LARGEST = 1 << 53
 
 
@@ -41,7 +31,7 @@ class _Options(SamplingBody):
     """num_predict: up to 0: no limit. num_ctx: positions that a conversation may take."""
 
     seed: Seed | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stop: Stops | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=_LARGEST)] | None = None
     num_ctx: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
 
@@ -59,9 +49,9 @@ class _Body:
 
     model: Name
     stream: bool | None = None
-    format: str | dict[str, Any] | None = None
+    format: Annotated[str, one_of("json", "")] | dict[str, Any] | None = None
     options: _Options | None = None
-    think: bool | str | None = None
+    think: bool | Annotated[str, one_of(*EFFORTS, "")] | None = None
     keep_alive: KeepAlive | None = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -86,15 +76,13 @@ class GenerateBody(_Body):
 
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /api/chat. Raises InputError."""
-    value = read_object(data)
-    body = typed_body(value, OllamaChatBody)
+    value, body = read_body(data, OllamaChatBody)
     return _chat(body, value, body.messages or [], defaults, tools=body.tools)
 
 
 def read_generate(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /api/generate. Raises InputError."""
-    value = read_object(data)
-    body = typed_body(value, GenerateBody)
+    value, body = read_body(data, GenerateBody)
     if (body.raw or body.suffix) and (body.system or body.think):
         raise InputError("raw and suffix leave out the chat template, and with it system and think: leave out either")
     prompt = _Message("user", body.prompt or "", images=body.images)
@@ -102,7 +90,7 @@ def read_generate(data: bytes, defaults: SamplingOptions) -> Asked:
         system = [_Message("system", body.system)] if body.system else []
         return _chat(body, value, [*system, prompt] if body.prompt else [], defaults, tools=None)
     _messages([prompt])
-    given = CompletionBody(prompt=body.prompt, suffix=body.suffix, **_shared(body))
+    given = made_of(_options(body), CompletionBody, prompt=body.prompt, suffix=body.suffix, **_head(body))
     asked = asked_completion(given, defaults, form=_form(body.format))
     return _limited(asked, body, value)
 
@@ -116,39 +104,41 @@ def _chat(
     tools: list[ToolBody] | None,
 ) -> Asked:
     think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
-    check_choice("think", think or None, EFFORTS)
     messages = given or [_Message("user", "")]
-    chat = ChatBody(
-        messages=[*messages],
+    chat = made_of(
+        _options(body),
+        ChatBody,
+        messages=messages,
         tools=tools,
         reasoning_effort=think,
         truncation="disabled" if False in (body.truncate, body.shift) else "auto",
-        **_shared(body),
+        **_head(body),
     )
     asked = asked_chat(chat, defaults, messages=_messages(messages), form=_form(body.format))
     asked = asked if given else replace(asked, answers=0, stream=False)  # only whether the model is there
     return _limited(asked, body, value)
 
 
-def _shared(body: _Body) -> dict[str, Any]:
-    """Return what chats and completions have in common."""
+def _head(body: _Body) -> dict[str, Any]:
+    return {"model": body.model, "stream": body.stream is not False}
+
+
+def _options(body: _Body) -> _Options:
+    """Return the options. Raises InputError, also for those that contradict each other."""
     options = body.options or _Options()
     options = replace(options, mirostat=None) if options.mirostat == 1 else options
     try:
         read_sampling(options, SamplingOptions())
     except InputError as error:
         raise InputError(f"options.{error}") from None
-    names = (*_SAMPLING, "seed", "stop")
-    stream = body.stream is not False
-    return {"model": body.model, "stream": stream, **{name: getattr(options, name) for name in names}}
+    return options
 
 
 def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked:
     """Return a request with its limits, and notes of what is not followed."""
     options, given = body.options or _Options(), value.get("options")
-    known = {"tools", *(each.name for each in fields(body))}
-    notes = [*asked.notes, *unfollowed("", value, known)]
-    notes += unfollowed("options.", given if isinstance(given, dict) else {}, {each.name for each in fields(options)})
+    notes = [*asked.notes, *unfollowed(value, body, also=["tools"])]
+    notes += unfollowed(given if isinstance(given, dict) else {}, options, place="options.")
     notes += ["options.mirostat was not followed: version 1 is not offered"] if options.mirostat == 1 else []
     tokens = options.num_predict
     return replace(
@@ -160,11 +150,10 @@ def _limited(asked: Asked, body: _Body, value: Mapping[str, JsonValue]) -> Asked
     )
 
 
-def _form(given: str | Mapping[str, Any] | None) -> Form | None:
+def _form(given: str | dict[str, Any] | None) -> Form | None:
     """Return what the field `format` asks for. Raises InputError."""
-    if isinstance(given, Mapping):
-        return Form.of_schema(dict(given), "format")
-    check_choice("format", given or None, ("json",))
+    if isinstance(given, dict):
+        return Form.of_schema(given, "format")
     return read_format(FormatBody("json_object")) if given else None
 
 

@@ -19,7 +19,6 @@ from .fields import one_of
 _Schema: TypeAlias = dict[str, Any] | bool | str
 _Given = TypeVar("_Given")
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
-_TYPES = ("text", "json_object", "json_schema", "regex", "grammar")
 _BESIDE_SCHEMA = {"name", "description", "strict"}
 """What OpenAI's `json_schema` has besides `schema`; anything else in it is a schema's own keyword."""
 
@@ -56,7 +55,7 @@ class FormatBody:
     or llama.cpp's syntax.
     """
 
-    type: Annotated[str, one_of(*_TYPES)] = "text"
+    type: Annotated[str, one_of("text", "json_object", "json_schema", "regex", "grammar")] = "text"
     json_schema: dict[str, Any] | bool | None = None
     schema: _Schema | None = None
     pattern: str | None = None
@@ -139,9 +138,7 @@ def read_format(form: FormatBody, field: str = "response_format") -> Form | None
             return _of(f"{field}.pattern", Grammar.of_regex, form.pattern)
         case "grammar" if form.grammar:
             return _of(f"{field}.grammar", Grammar.of_rules, form.grammar)
-        case "regex" | "grammar":
-            raise InputError(f"{field}.{'pattern' if form.type == 'regex' else 'grammar'} is missing")
-    raise InputError(f"{field}.type must be one of {', '.join(_TYPES)}, not {form.type[:40]!r}")
+    raise InputError(f"{field}.{'pattern' if form.type == 'regex' else 'grammar'} is missing")
 
 
 def _inner(given: dict[str, Any] | bool | None) -> _Schema | None:

@@ -9,14 +9,15 @@ from msgspec import Meta
 
 from edgedecode import InputError, Message
 from edgedecode.text.messages import ROLES
+from edgedecode.typed_json import JsonValue
 
-from .fields import one_of
+from .fields import enum, typed_part
 from .tools import Call, call_text
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    type: Annotated[str, one_of("text", "refusal")]
+    type: Annotated[str, enum("text", "refusal")]
     text: str = ""
     refusal: str = ""
 
@@ -40,7 +41,7 @@ class MessageBody:
     reasoning_content: of an earlier answer, what the model thought before it, for templates that read it.
     """
 
-    role: Annotated[str, one_of(*ROLES, "developer")]
+    role: Annotated[str, enum(*ROLES, "developer")]
     content: str | list[_Part] | None = None
     refusal: Annotated[str, Meta(description="Of an earlier answer, in place of its content.")] | None = None
     reasoning_content: str | None = None
@@ -57,6 +58,12 @@ class Conversation:
     bodies: Sequence[MessageBody]
     places: Sequence[str]
     id_field: str = "tool_call_id"
+
+    @classmethod
+    def of(cls, messages: Sequence[JsonValue], places: Sequence[str], id_field: str) -> "Conversation":
+        """Return the conversation of messages that were made of another API's. Raises InputError."""
+        bodies = [typed_part(each, MessageBody, place) for each, place in zip(messages, places, strict=True)]
+        return cls(bodies, places, id_field)
 
     def read(self) -> list[Message]:
         """Return the messages, with the results of calls in the order of the calls. Raises InputError."""

@@ -1,7 +1,9 @@
 """Reads a body's JSON, and checks which fields it has."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, TypeVar
@@ -51,19 +53,42 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that this server does not offer, with their neutral values, which are accepted like null."""
 
+_NOT_ONE = re.compile(r" is ('.*'|\".*\"): expected str matching regex '\^\((.*?)\|?\)\$'$")
+"""An error about `one_of`."""
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """Newer fields for the same."""
 
 
-def one_of(*values: str) -> Meta:
+def one_of(*values: str, description: str | None = None) -> Meta:
+    """Allow these values, which an error names."""
+    return Meta(pattern=f"^({'|'.join(values)})$", description=description, extra_json_schema={"enum": [*values]})
+
+
+def enum(*values: str) -> Meta:
     """Describe the allowed values; where they are read, an error names them."""
-    return Meta(extra_json_schema={"enum": list(values)})
+    return Meta(extra_json_schema={"enum": [*values]})
+
+
+def names(body: Any) -> list[str]:  # noqa: ANN401  (a dataclass, or an instance of one)
+    """Return the names of a body's fields."""
+    return [each.name for each in fields(body)]
+
+
+def made_of(body: object, kind: type[_Kind], **others: Any) -> _Kind:  # noqa: ANN401
+    """Return a body with the fields of another API's body that have the same names, and with `others`."""
+    same = {name: getattr(body, name) for name in names(body) if name in names(kind)}
+    return kind(**same | others)
 
 
 def check_fields(
-    value: Mapping[str, JsonValue], known: Collection[str], unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED
+    value: Mapping[str, JsonValue],
+    body: object,
+    unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
+    *,
+    also: Collection[str] = (),
 ) -> None:
-    """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
+    """Refuse what a body has besides the fields that were read from it, and `also`. Raises InputError."""
+    known = [*names(body), *also]
     for name, each in value.items():
         if each is None or name in known or name in NO_EFFECT:
             continue
@@ -88,11 +113,25 @@ def named_in(data: bytes) -> str:
         return ""
 
 
-def unfollowed(place: str, given: Mapping[str, JsonValue], known: Collection[str]) -> Iterator[str]:
-    """Yield a note for each field that is not known, unless it asks for nothing. place: what the names begin with."""
-    for name, value in given.items():
-        if value and name not in known and name not in NO_EFFECT and value not in UNSUPPORTED.get(name, ()):
-            yield f"{place}{name[:80]} was not followed"
+def unfollowed(
+    given: Mapping[str, JsonValue], body: object, *, also: Collection[str] = (), place: str = ""
+) -> list[str]:
+    """Return a note for each field besides those that were read, and `also`, unless it asks for nothing.
+
+    place: what the names begin with.
+    """
+    known = {*names(body), *also, *NO_EFFECT}
+    return [
+        f"{place}{name[:80]} was not followed"
+        for name, value in given.items()
+        if value and name not in known and value not in UNSUPPORTED.get(name, ())
+    ]
+
+
+def read_body(data: bytes, kind: type[_Kind]) -> tuple[dict[str, JsonValue], _Kind]:
+    """Return a body's JSON, and what was read of it. Raises InputError."""
+    value = read_object(data)
+    return value, typed_body(value, kind)
 
 
 def read_object(data: bytes) -> dict[str, JsonValue]:
@@ -122,6 +161,14 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() and abs(value) <= 1 << 53 else value
 
 
+def typed_part(value: JsonValue, kind: type[_Kind], place: str) -> _Kind:
+    """Convert a part of a body, which is at `place`. Raises InputError."""
+    try:
+        return typed(value, kind, place)
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None
+
+
 def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
     """Convert a body to its dataclass. Raises InputError that begins with the field's name."""
     try:
@@ -129,5 +176,6 @@ def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
     except ValueError as error:
         message = str(error).removeprefix("body.").removeprefix("body: ")
         message = message.replace(" is '[]': expected array of length >= 1", " is empty: give one or more")
+        message = _NOT_ONE.sub(lambda found: f" must be one of {found[2].replace('|', ', ')}, not {found[1]}", message)
         missing = message.removeprefix("object missing required field ")
         raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None

@@ -1,7 +1,7 @@
 """Reads the bodies of OpenAI's endpoints. What this server cannot do is refused, never ignored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -13,12 +13,11 @@ from edgedecode.text.chat_template import EFFORTS
 from .answer_form import Form, FormBody, read_form
 from .asked import Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
-from .fields import check_fields, one_of, read_object, typed_body
+from .fields import check_fields, enum, one_of, read_body
 from .sampling import SamplingBody, read_sampling
-from .tool_fields import ChoiceBody, ToolBody, left_out
+from .tool_fields import CHOICES, ChoiceBody, ToolBody, left_out
 from .tools import read_tools
 
-VERBOSITIES = ("low", "medium", "high")
 MOST_ANSWERS = 128
 """As OpenAI allows."""
 Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
@@ -32,12 +31,12 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _NO_LIMIT = 1 << 24
 _UNSTORED = "store was not followed: no answer can be retrieved later"
 _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer ends where it is whole"
-
-
-TRUNCATION = Meta(
-    extra_json_schema={"enum": ["auto", "disabled"]},
-    description="auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it.",
-)
+_DROPS = "auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it."
+Truncation: TypeAlias = Annotated[str, one_of("auto", "disabled", description=_DROPS)]
+Verbosity: TypeAlias = Annotated[str, one_of("low", "medium", "high")]
+Effort: TypeAlias = Annotated[str, one_of(*EFFORTS)]
+Choice: TypeAlias = Annotated[str, enum(*CHOICES)] | ChoiceBody
+Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class _Body(FormBody, SamplingBody):
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
     n_predict: Most | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stop: Stops | None = None
     seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     stream: bool | None = None
@@ -69,13 +68,13 @@ class ChatBody(_Body):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Annotated[str, one_of("none", "auto", "required")] | ChoiceBody | None = None
-    truncation: Annotated[str, TRUNCATION] | None = None
+    tool_choice: Choice | None = None
+    truncation: Truncation | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
         None
     )
-    reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
-    verbosity: Annotated[str, one_of(*VERBOSITIES)] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
 
 
@@ -95,14 +94,11 @@ class CompletionBody(_Body):
 
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
-    value = read_object(data)
-    body = typed_body(value, ChatBody)
-    check_fields(value, {each.name for each in fields(body)})
+    value, body = read_body(data, ChatBody)
+    check_fields(value, body)
     messages = Conversation(body.messages, [f"messages[{number}]" for number in range(len(body.messages))]).read()
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs needs logprobs: set it to true")
-    check_choice("verbosity", body.verbosity, VERBOSITIES)
-    check_choice("reasoning_effort", body.reasoning_effort, EFFORTS)
     asked = asked_chat(body, defaults, messages=messages, form=read_form(body))
     return replace(asked, max_tokens=_most(body, least=1))
 
@@ -112,7 +108,6 @@ def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[
     last, before = messages[-1], tuple(messages[:-1])
     if body.ignore_eos and body.tools:
         raise InputError(_CONTRADICTION)
-    check_choice("truncation", body.truncation, ("auto", "disabled"))
     asked = replace(
         _asked(body, defaults, form=form),
         text=last.content,
@@ -141,8 +136,7 @@ def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
-    value = read_object(data)
-    body = typed_body(value, CompletionBody)
+    value, body = read_body(data, CompletionBody)
     if value.get("tools") not in (None, []):
         raise InputError("tools belong to chat completions: leave them out")
     if body.echo and body.return_rounds:
@@ -153,7 +147,7 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError("best_of is not supported by this server: leave it out, or give the same number as n")
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
-    check_fields(value, {*(each.name for each in fields(body)), "tools"})
+    check_fields(value, body, also=["tools"])
     return asked_completion(body, defaults, form=read_form(body))
 
 
@@ -193,12 +187,6 @@ def _asked(body: _Body, defaults: SamplingOptions, *, form: Form | None) -> Aske
         ignore_eos=bool(body.ignore_eos),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
-
-
-def check_choice(name: str, given: str | None, choices: Sequence[str]) -> None:
-    """Raise InputError unless a field has one of these values, or none."""
-    if given is not None and given not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {given[:40]!r}")
 
 
 def _most(body: _Body, *, least: int) -> int | None:

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from edgedecode import InputError
 
+from .fields import enum
+
 CHOICES = ("none", "auto", "required")
 """What `tool_choice` may be besides a choice of functions."""
 _NAMESPACE = "namespace"
@@ -58,7 +60,7 @@ class _Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Allowed:
-    mode: Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})] = "auto"
+    mode: Annotated[str, enum("auto", "required")] = "auto"
     tools: list[ToolBody] | None = None
 
 
@@ -69,7 +71,7 @@ class ChoiceBody(_Allowed):
     name, mode, tools: in the form of responses.
     """
 
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools", *CHOICES]})]
+    type: Annotated[str, enum("function", "allowed_tools", *CHOICES)]
     function: _Named | None = None
     name: str | None = None
     allowed_tools: _Allowed | None = None

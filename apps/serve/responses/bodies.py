@@ -2,30 +2,34 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.text.chat_template import EFFORTS
-from edgedecode.typed_json import JsonValue, typed
+from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import FormatBody, read_format
 from ..requests.asked import Asked, PastTurn
-from ..requests.chat_messages import Conversation, MessageBody
-from ..requests.fields import check_fields, one_of, read_object, typed_body
-from ..requests.openai import TRUNCATION, VERBOSITIES, ChatBody, Most, Seed, Stop, asked_chat, check_choice, most_tokens
-from ..requests.sampling import SamplingBody
-from ..requests.tool_fields import CHOICES, ChoiceBody, ToolBody
-
-_SAME = (
-    *(each.name for each in fields(SamplingBody)),
-    *("model", "stream", "seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
-    "ignore_eos",
+from ..requests.chat_messages import Conversation
+from ..requests.fields import check_fields, enum, made_of, read_body
+from ..requests.openai import (
+    ChatBody,
+    Choice,
+    Effort,
+    Most,
+    Seed,
+    Stops,
+    Truncation,
+    Verbosity,
+    asked_chat,
+    most_tokens,
 )
-"""Fields that mean the same for chat completions."""
+from ..requests.sampling import SamplingBody
+from ..requests.tool_fields import CHOICES, ToolBody
+
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
     _LOGPROBS,
@@ -67,14 +71,14 @@ _ECHOED = (
 @dataclass(frozen=True, slots=True)
 class _Text:
     format: FormatBody | None = None
-    verbosity: Annotated[str, one_of(*VERBOSITIES)] | None = None
+    verbosity: Verbosity | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Reasoning:
     """summary: there is none, as this server's reasoning, if any, is not hidden."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -91,18 +95,18 @@ class ResponseBody(SamplingBody):
     previous_response_id: str | None = None
     instructions: str | None = None
     max_output_tokens: Most | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stop: Stops | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
     store: Annotated[bool, Meta(description="false: no later request refers to the answer.")] | None = None
     stream: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
-    truncation: Annotated[str, TRUNCATION] | None = None
+    truncation: Truncation | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Annotated[str, one_of("none", "auto", "required")] | ChoiceBody | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[Annotated[str, one_of(*_INCLUDED)]] | None = None
+    include: list[Annotated[str, enum(*_INCLUDED)]] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
@@ -113,8 +117,7 @@ def read_response(
 
     find: returns a past answer's item by its id. before: returns the items up to a past response by its id.
     """
-    value = read_object(data)
-    body = typed_body(value, ResponseBody)
+    value, body = read_body(data, ResponseBody)
     previous = body.previous_response_id or ""
     earlier = before(previous) if previous else []
     if earlier is None:
@@ -124,16 +127,14 @@ def read_response(
         )
     message: dict[str, Any] = {"role": "user", "content": body.input}
     given = [message] if isinstance(body.input, str) else _resolved(body.input, find)
-    check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
+    check_fields(value, body, UNSUPPORTED_RESPONSES)
     logprobs = _includes_logprobs(body.include or [])
     if body.top_logprobs and not logprobs:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
     text, effort = body.text or _Text(), (body.reasoning or _Reasoning()).effort
-    check_choice("text.verbosity", text.verbosity, VERBOSITIES)
-    check_choice("reasoning.effort", effort, EFFORTS)
     conversation = _conversation(body.instructions, [*earlier, *given], first=-len(earlier))
-    same: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {"verbosity": text.verbosity}
-    chat = ChatBody(messages=[*conversation.bodies], logprobs=logprobs, reasoning_effort=effort, **same)
+    others = {"messages": conversation.bodies, "logprobs": logprobs, "reasoning_effort": effort, "store": None}
+    chat = made_of(body, ChatBody, verbosity=text.verbosity, **others)
     form = None if text.format is None else read_format(text.format, "text.format")
     asked = asked_chat(chat, defaults, messages=conversation.read(), form=form)
     if body.max_output_tokens is not None:
@@ -217,11 +218,7 @@ def _conversation(instructions: str | None, items: _Items, *, first: int) -> Con
     if not found:
         raise InputError("input has no message: give one at least")
     places = [f"input[{number}]" if number >= 0 else "previous_response_id" for number in numbers]
-    try:
-        bodies = [typed(message, MessageBody, place) for message, place in zip(found, places, strict=True)]
-    except ValueError as error:
-        raise InputError(str(error)[:300]) from None
-    return Conversation(bodies, places, "call_id")
+    return Conversation.of(found, places, "call_id")
 
 
 def _after_call(messages: Sequence[Any], id: JsonValue) -> int:
