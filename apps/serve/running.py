@@ -16,13 +16,12 @@ from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer, Samples
 
 from .echo import Echo, completed
+from .models.idle_sessions import IdleSession, IdleSessions
 from .models.places import CLOSING, Busy, Places
 from .reasoning import Thoughts, thoughts_of
 from .requests.asked import PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
 
-_IDLE = 8
-"""Sessions that are kept for their KV cache; the budget may hold fewer."""
 _ROWS = 16
 """Most answers that one pass serves: its rows of logits are planned, and more of them are hardly cheaper each."""
 
@@ -146,8 +145,7 @@ class Service:
         manifest = pair.root / MANIFEST_NAME
         self.created = int(manifest.stat().st_mtime if manifest.is_file() else time())
         """Unix time of the pack."""
-        self._idle: list[tuple[SessionOptions, Session, int]] = []
-        """With the number of the key that asked."""
+        self._idle = IdleSessions()
         self._answers: set[Running] = set()
 
     @property
@@ -176,7 +174,7 @@ class Service:
             if count > 1:
                 details = replace(options.details, samples=min(count, _ROWS))
                 options = replace(options, drafter=None, draft_max=None, details=details)
-            session = await self._session(options, asked)
+            session = await self._session(options, asked, number)
         except BaseException:
             self.places.leave()
             raise
@@ -194,7 +192,8 @@ class Service:
         try:
             yield running
         finally:
-            await asyncio.shield(self._finish(running, session, options if asked.chat else None, key=asked.key))
+            prompt = None if asked.chat else asked.prompt(number)
+            await asyncio.shield(self._finish(running, IdleSession(options, session, asked.key, prompt)))
 
     def halt(self) -> None:
         """Stop the answers that run: the server closes."""
@@ -203,9 +202,8 @@ class Service:
 
     async def drop_session(self) -> bool:
         """Close the session that has been idle for longest. Return whether there was one."""
-        if not self._idle:
+        if (session := self._idle.oldest()) is None:
             return False
-        session = self._idle.pop(0)[1]
         self.places.opening += 1
         try:
             await asyncio.to_thread(session.close)
@@ -214,15 +212,11 @@ class Service:
             await self.places.announce()
         return True
 
-    async def _finish(self, running: Running, session: Session, options: SessionOptions | None, *, key: int) -> None:
-        """Stop an answer, keep its session or close it, and free its place. options: a chat's; None: no chat."""
+    async def _finish(self, running: Running, ended: IdleSession) -> None:
+        """Stop an answer, keep its session or close it, and free its place."""
         try:
             await running.stop()
-            unwanted: Session | None = session
-            if options is not None and options.seed is None:
-                self._idle.append((options, session, key))
-                unwanted = self._idle.pop(0)[1] if len(self._idle) > _IDLE else None
-            if unwanted is not None:
+            if (unwanted := self._idle.add(ended)) is not None:
                 await asyncio.to_thread(unwanted.close)
         finally:
             self._answers.discard(running)
@@ -241,16 +235,16 @@ class Service:
             return completed(session, asked, asked.prompt(number))
         return session.stream(asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top)
 
-    async def _session(self, options: SessionOptions, asked: Asked) -> Session:
-        """Return a session that continues the request's messages: an idle one with the longest prefix, or a new one.
+    async def _session(self, options: SessionOptions, asked: Asked, number: int) -> Session:
+        """Return a session that continues the request: an idle one with the longest prefix, or a new one.
 
         A new session that does not fit the budget takes the place of idle ones and of idle models, then waits for
         running ones to end.
         """
         places = self.places
         deadline, collected = monotonic() + places.patience, False
-        if (kept := self._kept(options, asked)) is not None:
-            return await self._ready(lambda: _reset(kept, asked))
+        if (kept := self._idle.take(options, asked, number)) is not None:
+            return await self._ready(lambda: _reset(kept, asked)) if asked.chat else kept
         while True:
             ends = places.ends
             try:
@@ -288,24 +282,6 @@ class Service:
         finally:
             self.places.opening -= 1
 
-    def _kept(self, options: SessionOptions, asked: Asked) -> Session | None:
-        """Take the idle session of these options that the request continues, or whose last turn it changes.
-
-        If there is none and all places for idle sessions are taken, it gets the oldest, which would be closed next, for
-        the messages they share (the system message).
-        """
-        if not asked.chat or options.seed is not None:
-            return None
-        same = [each for each in self._idle if replace(each[0], seed=None) == options and each[2] == asked.key]
-        found = [each for each in same if _continues(each[1], asked)]
-        if not found and len(self._idle) >= _IDLE:
-            found = [each for each in same[:1] if each is self._idle[0] and _shared(each[1], asked)]
-        if not found:
-            return None
-        best = max(found, key=lambda each: _shared(each[1], asked))
-        self._idle.remove(best)
-        return best[1]
-
 
 def _reset(session: Session, asked: Asked) -> Session:
     try:
@@ -314,22 +290,3 @@ def _reset(session: Session, asked: Asked) -> Session:
         session.close()  # no other code has a reference
         raise
     return session
-
-
-def _shared(session: Session, asked: Asked) -> int:
-    """Return how many messages a session and a request have in common from the start."""
-    wanted = (*asked.messages, asked.message)
-    pairs = zip(session.messages, wanted, strict=False)
-    return next(
-        (number for number, (one, other) in enumerate(pairs) if one != other), min(len(session.messages), len(wanted))
-    )
-
-
-def _continues(session: Session, asked: Asked) -> bool:
-    """Return whether a request begins with all of a session's messages but the last two, and one besides the system's.
-
-    More than that would take a chat's session for another chat with the same system message.
-    """
-    shared = _shared(session, asked)
-    users = any(message.role != "system" for message in session.messages[:shared])
-    return users and shared >= len(session.messages) - 2

@@ -18,14 +18,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.apps.serving import CHAT, LONG, Running, asked, held, read, serving, text_of, wait_for
+from tests.apps.serving import CHAT, COMPLETIONS, LONG, Running, asked, held, read, serving, text_of, wait_for
 
 # isort: split
 import openai
 
-from edgedecode import BudgetExceeded, Pair, Session, SessionDetails, SessionOptions
+from edgedecode import BudgetExceeded, Pair, SamplingOptions, Session, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.guards import Guards, Limits
+from edgedecode.apps.serve.models import idle_sessions
+from edgedecode.apps.serve.models.idle_sessions import IdleSession
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.models.places import Places
 from edgedecode.apps.serve.running import Service
@@ -187,13 +189,42 @@ def test_chats_with_the_same_system_message_keep_their_caches(server: Running) -
 
 
 def test_the_newest_chats_are_kept(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_module, "_IDLE", 2)
+    monkeypatch.setattr(idle_sessions, "_MOST", 2)
     chats = [Chat(server, f"You are number {number}.") for number in range(4)]
     for chat in chats:
         chat.say("Who are you?")
-    assert len(server.service._idle) == 2
+    assert len(server.service._idle._every) == 2
     assert chats[-1].say("And then?") > 10
-    assert len(server.service._idle) == 2
+    assert len(server.service._idle._every) == 2
+
+
+def test_a_seed_without_sampling_keeps_the_cache(server: Running) -> None:
+    ask = asked(max_tokens=2, seed=5, temperature=0)
+    first, second = (server.answer(ask) for _ in range(2))
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert text_of(second) == text_of(first)
+
+
+def complete(server: Running, prompt: object) -> tuple[str, int]:
+    """Return a completion and how many of the prompt's tokens were cached."""
+    reply = server.answer({"model": "demo", "prompt": prompt, "max_tokens": 4, "temperature": 0}, COMPLETIONS)
+    return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["text", "tokens"])
+def test_a_completion_reuses_what_an_earlier_one_began_with(server: Running, ids: bool) -> None:
+    def prompt(text: str) -> object:
+        return server.pair.tokenizer.encode(text) if ids else text
+
+    file, other = "A frog sat by the pond and looked at the", "Two ships left the harbour early in the morning, and"
+    assert complete(server, prompt(file))[1] == complete(server, prompt(other))[1] == 0
+    for changed in (f"{file} water, and", f"{file} water. It", f"{file[:30]} saw"):
+        text, cached = complete(server, prompt(changed))
+        assert cached > 5
+        with server.pair.session(SessionOptions(sampling=SamplingOptions(temperature=0))) as session:
+            lone = session.complete(server.pair.tokenizer.encode(changed) if ids else changed, max_tokens=4)
+            assert text == session.collect(lone).text
+    assert complete(server, prompt(other))[1] > 5  # it kept its own
 
 
 def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +236,14 @@ def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "close", fails)
-        assert [server.post(asked(max_tokens=2, seed=1))[0] for _ in range(3)] == [500] * 3
+        assert [server.post(asked(max_tokens=2, seed=1, temperature=1))[0] for _ in range(3)] == [500] * 3
     assert server.service.running == 0
-    server.answer(asked(max_tokens=2, seed=1))
+    server.answer(asked(max_tokens=2, seed=1, temperature=1))
     assert server.count(f'edgedecode_requests_total{{path="{CHAT}",status="500"}}') == 3
 
 
 def test_a_session_that_cannot_be_reset_is_closed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.answer(asked(max_tokens=2, seed=1))
+    server.answer(asked(max_tokens=2, seed=1, temperature=1))
     before = held(server.pair)
     chat = Chat(server, "You are a kind assistant.")
     chat.say("Who are you?")
@@ -333,7 +364,8 @@ def test_a_request_is_not_refused_for_room_that_others_took(
         places, loop = Places(parallel=2, waiting=2, patience=60.0), asyncio.get_running_loop()
         service = Service(pair, SessionOptions(), places)
         closing = Mock(**{"close.side_effect": lambda: wait_for(lambda: len(refusals) >= 4)})
-        service._idle += [(SessionOptions(), closing, -1)] if closes else []
+        if closes:
+            service._idle.add(IdleSession(SessionOptions(), closing, -1, None))
 
         def session(*given: Any, **more: Any) -> Session:
             if len(refusals) < 4:

@@ -137,7 +137,8 @@ class Asked:
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
         first = base.seed if self.seed is None else self.seed
-        seed = None if first is None or first < 0 else (first + number % self.each) % (1 << 63)
+        draws = not self.sampling.greedy  # without, a seed changes nothing, and would keep the session from others
+        seed = None if first is None or first < 0 or not draws else (first + number % self.each) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         options = options if self.context is None else replace(options, context=self.context)
