@@ -102,7 +102,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
     known = {each.path: each for each in routes if isinstance(each, Route)}
     routes += [Route(path, known[same].endpoint, methods=known[same].methods) for path, same in ALIASES.items()]
     handlers = {404: not_found, 405: not_allowed, EdgeDecodeError: refused, Exception: broken}
-    guards = Middleware(Guards, limits=limits)
+    guards = Middleware(Guards, limits=limits, most=models.places.parallel + models.places.waiting)
     app: ASGIApp = Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
     if limits.origins:
         app = CORSMiddleware(

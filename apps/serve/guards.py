@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -45,7 +46,7 @@ def error_response(
     param: str | None = None,
 ) -> Response:
     """Return an error. param: the path of the field of the body that is wrong, if known."""
-    headers = {"Retry-After": "1"} if status == 503 else None
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
     return _ErrorResponse(Error(ErrorDetails(message, kind, param, code)), status, headers=headers)
 
 
@@ -83,13 +84,16 @@ class Limits:
 
 class Guards:
     """ASGI middleware. Checking Host keeps web pages elsewhere from reaching this server under a name of their own (DNS
-    rebinding).
+    rebinding). most: requests that run and wait, of which each of several keys may have the same share.
     """
 
-    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, *, limits: Limits, most: int = 1) -> None:
         self._app, self._hosts = app, frozenset(map(_name, limits.hosts))
         self._keys = [key.encode() for key in (limits.key, *limits.asking) if key]
         self._most_nbytes, self._seconds, self._origins = limits.most_nbytes, limits.seconds, frozenset(limits.origins)
+        self._share = max(1, most // len(self._keys)) if len(self._keys) > 1 else None
+        self._asked = Counter[int]()
+        """Requests of each key that run or wait."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,7 +105,7 @@ class Guards:
         if len(scope["headers"]) > _MOST_HEADERS:
             refusal = error_response(431, f"the request has more than {_MOST_HEADERS} headers", code="headers")
         body = await self._body(receive, headers, keep=refusal is None)
-        refusal = refusal or body.refusal
+        refusal = refusal or body.refusal or self._beyond_share(scope)
         if refusal is not None:
             if not body.complete:  # the rest of it would keep the connection, and a slow client an idle one
                 refusal.headers["Connection"] = "close"
@@ -116,7 +120,18 @@ class Guards:
             given = True
             return {"type": "http.request", "body": body.data, "more_body": False}
 
-        await self._app(scope, again, send)
+        self._asked[scope["key"]] += 1
+        try:
+            await self._app(scope, again, send)
+        finally:
+            self._asked[scope["key"]] -= 1
+
+    def _beyond_share(self, scope: Scope) -> Response | None:
+        """Refuse a request whose key would leave too little room for the others."""
+        if self._share is None or scope["method"] != "POST" or self._asked[scope["key"]] < self._share:
+            return None
+        message = f"this key has {self._share} requests that run or wait, its share: try again when one has ended"
+        return error_response(429, message, kind="requests", code="rate_limit_exceeded")
 
     def _key(self, headers: dict[bytes, bytes]) -> int:
         """Return the number of a request's key; -1: it is none of the server's, which may have none."""

@@ -66,6 +66,7 @@ _GUARDS = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     421: "The Host header names another server.",
+    429: "As many requests of this key run or wait as it may have.",
     500: "The server failed.",
 }
 """Statuses of every endpoint."""

@@ -239,6 +239,27 @@ def test_keys_that_may_only_ask_change_nothing(pair: Pair, home: Path) -> None:
             assert status("GET", TAGS, None, wrong) == status("DELETE", DELETE, {"model": "demo"}, wrong) == 401
 
 
+def test_a_key_has_its_share_of_the_requests_that_run_and_wait(pair: Pair) -> None:
+    forms = {
+        CHAT: lambda error: error["error"]["code"] == "rate_limit_exceeded",
+        "/v1/messages": lambda error: (error["type"], error["error"]["type"]) == ("error", "rate_limit_error"),
+        "/api/chat": lambda error: "its share" in error["error"],
+        "/completion": lambda error: error["error"]["code"] == 429,
+    }
+    with Running(pair, Limits(key=KEYS[0], asking=KEYS[1:]), parallel=2, waiting=1) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        given = {"Authorization": f"Bearer {KEYS[1]}"}
+        connection.request("POST", CHAT, json.dumps(asked(stream=True, max_tokens=4000, response_format=LONG)), given)
+        assert connection.getresponse().status == 200
+        for path, has_form in forms.items():
+            reply = server.send("POST", path, {}, **given)
+            assert (reply.status, reply.headers["Retry-After"], has_form(json.loads(reply.text))) == (429, "1", True)
+        assert server.send("POST", CHAT, asked(max_tokens=2), Authorization=f"Bearer {KEYS[0]}").status == 200
+        assert server.get(TAGS, **given).status == 200
+        connection.close()
+        wait_for(lambda: server.send("POST", CHAT, asked(max_tokens=2), **given).status == 200)
+
+
 def test_chats_of_different_keys_share_nothing(pair: Pair, home: Path) -> None:
     with Running(pair, Limits(key=KEYS[0], asking=KEYS[1:])) as server:
 

@@ -4,12 +4,13 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
+ErrorType: TypeAlias = Literal["invalid_request_error", "server_error", "requests"]
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 """Anthropic's types of errors by status; of others, `api_error` from 500 on and else `invalid_request_error`."""
