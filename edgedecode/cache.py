@@ -130,6 +130,14 @@ def aside(path: Path) -> Iterator[Path]:
             fresh.unlink(missing_ok=True)
 
 
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a text file atomically, and flush it to disk. private: for this user only. Raises OSError."""
+    with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private if private else None) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def keep_json(path: Path, value: object) -> None:
     """Write a value to a cache file atomically. An OSError is ignored: the value is then computed again next time."""
     with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8") as file:

@@ -1,12 +1,11 @@
 """The user's past inputs, kept in the cache so that a later chat can recall them."""
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from edgedecode.cache import aside, cache_folder, close_to_others, open_private
+from edgedecode.cache import cache_folder, close_to_others, open_private, replace_text
 
 AREA = "history"
 _FILE = "inputs.jsonl"
@@ -74,7 +73,5 @@ def _is_text(text: str) -> bool:
 
 
 def _replace(path: Path, entries: Iterable[str]) -> None:
-    with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
-        file.writelines(map(_line, entries))
-        file.flush()
-        os.fsync(file.fileno())
+    with suppress(OSError):
+        replace_text(path, "".join(map(_line, entries)), private=True)

@@ -1,13 +1,12 @@
 """Conversations in files: a JSON object with the list of messages."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode import InputError, Message
-from edgedecode.cache import aside, open_private
+from edgedecode.cache import replace_text
 from edgedecode.errors import cause
 from edgedecode.text.printable import checked_text
 from edgedecode.typed_json import typed
@@ -33,10 +32,7 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
     value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
     try:
-        with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        replace_text(path, text, private=True)
     except OSError as error:  # it names the temporary file
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 

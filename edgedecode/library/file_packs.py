@@ -1,6 +1,5 @@
 """Packs in the cache of models that lie elsewhere: of GGUF files, which the export makes, and of folders of links."""
 
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Manifest
-from edgedecode.pack.new_folder import link_or_copy
+from edgedecode.pack.new_folder import link_or_copy, work_folder
 
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
@@ -65,18 +64,18 @@ def without_links(root: Path) -> Path:
     if not all(blobs in path.resolve().parents for path in files):
         return root
     folder = area("files") / f"links-{facts_key(root.absolute(), *map(_state, files))}"
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    if _is_made(folder):
+        return folder
     try:
-        for path, name in files.items() if not _is_made(folder) else ():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path.resolve(), fresh / name)
-        if fresh.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with work_folder(folder.parent, name=folder.name) as fresh:
+            for path, name in files.items():
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(path.resolve(), fresh / name)
             fresh.rename(folder)
     except OSError as error:
         if not _is_made(folder):  # else another process made it at the same time
             raise ManifestError(unwritable(folder.parent, error)) from None
-    finally:
-        rmtree(fresh, ignore_errors=True)
     return folder
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgedecode.cache import aside
+from edgedecode.cache import replace_text
 from edgedecode.errors import ManifestError
 
 from .gate import is_downloaded
@@ -115,8 +115,5 @@ def replace_manifest(root: Path, text: str) -> None:
     Raises ManifestError for an invalid manifest, or OSError; the old manifest then stays.
     """
     Manifest.from_json(json.loads(text))
-    with aside(root / MANIFEST_NAME) as fresh, fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_text(root / MANIFEST_NAME, text)
     flush_folder(root)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgedecode.cache import aside
 from edgedecode.errors import ExportError
 
 from .batches import Batch, Batches
@@ -80,14 +81,12 @@ class Training:
     def save(self, path: Path) -> None:
         """Write the state in one step. Raises ExportError for a full disk."""
         state: dict[str, object] = {"done": self.done, "steps": self.steps}
-        written = path.with_suffix(".part")
         state |= {"network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}
         try:
-            torch.save(state, written)
+            with aside(path) as fresh:
+                torch.save(state, fresh)
         except RuntimeError as error:  # what torch makes of an OSError
-            written.unlink(missing_ok=True)
             raise ExportError(f"{path} cannot be written: {str(error).splitlines()[0]}") from None
-        written.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from a state. Raises ExportError for a damaged file."""

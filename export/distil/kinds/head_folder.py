@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgedecode.arrays import IntArray
+from edgedecode.cache import aside
 from edgedecode.errors import ExportError
 
 from .head_network import HeadNetwork
@@ -67,11 +68,10 @@ def write_head(
 def save_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a folder's weights in one step, floats in 16 bits. Raises ExportError for a full disk."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, part = folder / WEIGHTS, folder / "model.part"
+    path = folder / WEIGHTS
     halves = {name: each.detach().half() if each.is_floating_point() else each for name, each in tensors.items()}
     try:
-        save_file({name: each.contiguous() for name, each in halves.items()}, part, metadata={"format": "pt"})
+        with aside(path) as fresh:
+            save_file({name: each.contiguous() for name, each in halves.items()}, fresh, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         raise ExportError(f"{path} cannot be written ({error}): make room, then go on with --resume") from None
-    part.replace(path)
