@@ -12,7 +12,7 @@ from edgedecode.commands import Command, add_json, positive_count, print_json, r
 from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
 from edgedecode.pack.pack_change import check_own
-from edgedecode.text.printable import counted
+from edgedecode.text.printable import counted, shown
 
 from ..frameworks import require_frameworks
 from .common import quiet
@@ -41,6 +41,7 @@ class DistilCommand:
         length = parser.add_mutually_exclusive_group()
         length.add_argument("--minutes", type=real_number, metavar="M", help="of the whole work (default 60)")
         length.add_argument("--tokens", type=positive_count, metavar="N", help="of the answers that are written")
+        length.add_argument("--remove", action="store_true", help="remove the pack's head or draft model of --kind")
         texts = parser.add_mutually_exclusive_group()
         texts.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="prompts (default: bundled ones)")
         texts.add_argument(
@@ -53,6 +54,8 @@ class DistilCommand:
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
+        if arguments.remove:
+            return _remove(arguments)
         with quiet(debug=arguments.debug):
             report = _run(arguments)
         if arguments.json:
@@ -108,6 +111,18 @@ def _run(arguments: Namespace) -> Report:
     }
 
 
+def _remove(arguments: Namespace) -> int:
+    from ..distil.kinds.draft_pack import remove_draft
+    from ..heads.pack_head import remove_head
+
+    root = find_pack(arguments.pack)
+    check_own(root, "change")
+    removed = (remove_head if arguments.kind == "head" else remove_draft)(root)
+    line = {"pack": str(root), "removed": removed.source}
+    print_json(line) if arguments.json else print(shown(f"removed the {_WHAT[arguments.kind]} {removed.source}"))
+    return 0
+
+
 def _line(progress: Progress) -> str:
     total, trend = progress.total, progress.trend
     kinds = ", ".join(f"{kind or 'all'} {each.length():.2f}" for kind, each in sorted(progress.kinds.items()))
@@ -131,8 +146,8 @@ def _result(out: Path, what: str, outcome: Outcome) -> str:
     )
     if not outcome.added:
         return f"{line}, no clear gain; the model was left as it was"
-    undone = " (`edgedecode head remove` undoes it)" if what == "head" else ""
-    return f"{line}; the {what} was added{undone}"
+    kind = next(kind for kind, words in _WHAT.items() if words == what)
+    return f"{line}; the {what} was added (`edgedecode distil MODEL --kind {kind} --remove` removes it)"
 
 
 distil: Command = DistilCommand()

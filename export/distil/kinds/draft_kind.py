@@ -14,7 +14,6 @@ from torch import Tensor
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
-from edgedecode.pack.entries import DRAFT
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.token_map import write_token_ids
 
@@ -23,6 +22,7 @@ from ...stages import Stages
 from ..plan import Needs
 from ..target_weights import TargetWeights
 from ..texts import Text
+from .draft_pack import check_unadapted
 from .head_folder import WEIGHTS, save_weights
 from .kind import IDS, ROWS, Started, frequent_ids
 from .start import sizes_of
@@ -39,8 +39,7 @@ class DraftKind:
     def __init__(self, root: Path, init: Path | None) -> None:
         require_frameworks("export")
         self._root, self._init, self._manifest = root, init, Manifest.load(root)
-        if own := [name for name, each in self._manifest.adapters.items() if each.role == DRAFT]:
-            raise ExportError(f"the pack's draft model has an adapter, {own[0]}: remove it first, it fits no other")
+        check_unadapted(self._manifest)
         self._logits = torch.zeros(0)
 
     def needs(self, target: TargetWeights) -> Needs:

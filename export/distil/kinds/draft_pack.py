@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from edgedecode.errors import ExportError
 from edgedecode.pack.entries import DRAFT, DRAFT_FOLDERS, TRIM_NAMES
 from edgedecode.pack.manifest import Manifest, ModelEntry, TrimmedDraft
 from edgedecode.pack.new_folder import link_or_copy
@@ -43,6 +44,23 @@ def add_draft(root: Path, folder: Path, stages: Stages) -> None:
         change.value["models"][DRAFT] = asdict(_moved(entry, name))
         if old is not None:
             change.remove(_files(old))
+
+
+def remove_draft(root: Path) -> ModelEntry:
+    """Remove the pack's draft model; return its entry. Raises ManifestError, ExportError if it has none, or OSError."""
+    with changed_pack(root) as change:
+        if (entry := change.manifest.models.get(DRAFT)) is None:
+            raise ExportError(f"the pack {root} has no draft model")
+        check_unadapted(change.manifest)
+        del change.value["models"][DRAFT]
+        change.remove(_files(entry))
+        return entry
+
+
+def check_unadapted(manifest: Manifest) -> None:
+    """Raise ExportError if an adapter of the pack is its draft model's."""
+    if own := [name for name, each in manifest.adapters.items() if each.role == DRAFT]:
+        raise ExportError(f"the pack's draft model has an adapter, {own[0]}: remove it first, it fits no other")
 
 
 def _exported(folder: Path, place: Path, manifest: Manifest, stages: Stages) -> ModelEntry:

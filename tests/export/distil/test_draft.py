@@ -143,8 +143,14 @@ def test_it_is_read_by_transformers_and_replaces_the_packs_draft(
     with load(pack) as pair, pair.session(options) as session:
         drafted = session.generate("Tell me a story.", max_tokens=24).tokens
         assert session.stats.proposed
-    with load(BUNDLED_PACK) as pair, pair.session(SessionOptions(sampling=SamplingOptions(), draft_max=0)) as session:
+    assert main(["distil", str(pack), "--kind", "draft", "--remove"]) == 0
+    assert not [*pack.glob("draft*")]
+    assert check_pack(pack, full=True).models.keys() == {"target"}
+    with load(pack) as pair, pair.session(SessionOptions(sampling=SamplingOptions())) as session:
         assert session.generate("Tell me a story.", max_tokens=24).tokens == drafted
+    for kind, message in (("draft", "has no draft model"), ("head", "has no head")):
+        assert main(["distil", str(pack), "--kind", kind, "--remove"]) == 1
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
