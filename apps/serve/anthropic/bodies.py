@@ -5,10 +5,10 @@ them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.typed_json import JsonValue
@@ -29,8 +29,7 @@ no request would continue the conversation before."""
 _NO_EFFECT = ("betas", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _Block(Struct, frozen=True, kw_only=True):
     """A part of a message. content: of a tool's result, or of a document, whose `source` has it."""
 
     type: Annotated[str, Meta(description="text, tool_use, tool_result, thinking, document; others are left out.")]
@@ -46,14 +45,12 @@ class _Block:
     title: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(Struct, frozen=True):
     role: Annotated[str, one_of("user", "assistant", "system")]
     content: str | list[_Block]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FunctionBlock:
+class _FunctionBlock(Struct, frozen=True, kw_only=True):
     """type: nothing or `custom`. Tools of other types are the other server's own."""
 
     name: str | None = None
@@ -63,8 +60,7 @@ class _FunctionBlock:
     strict: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
+class _Choice(Struct, frozen=True, kw_only=True):
     """disable_parallel_tool_use: false allows several calls; default: one."""
 
     type: Annotated[str, one_of(*_CHOICES, "tool")]
@@ -72,20 +68,17 @@ class _Choice:
     disable_parallel_tool_use: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Thinking:
+class _Thinking(Struct, frozen=True, kw_only=True):
     type: Annotated[str, one_of("enabled", "disabled", "adaptive")]
     budget_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Output:
+class _Output(Struct, frozen=True, kw_only=True):
     effort: Effort | None = None
     format: FormatBody | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesBody(SamplingBody):
+class MessagesBody(SamplingBody, frozen=True, kw_only=True):
     """The body of /v1/messages, and of /v1/messages/count_tokens. output_format: as in output_config."""
 
     messages: Annotated[list[_Turn], Meta(min_length=1, max_length=10_000)]

@@ -3,7 +3,6 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
@@ -28,8 +27,7 @@ from .pooling import Embedded, by_last_token, check_embeds, embedded
 _NANO = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingBody:
+class EmbeddingBody(Struct, frozen=True, kw_only=True):
     """The body of /v1/embeddings. input: as `prompt` of completions. dimensions: the model's own, or none."""
 
     input: PromptField
@@ -58,8 +56,7 @@ class EmbeddingList(Struct):
     usage: EmbeddingUsage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedBody:
+class EmbedBody(Struct, frozen=True, kw_only=True):
     """The body of /api/embed, and of the older /api/embeddings, which has `prompt`. options: none changes a result."""
 
     model: Name

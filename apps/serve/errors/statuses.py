@@ -1,7 +1,6 @@
 """Which error has which status, and what is said where there is nothing to answer."""
 
 import re
-from dataclasses import fields
 from difflib import get_close_matches
 
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from ..responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
 _FIELDS = (
     frozenset(UNSUPPORTED)
     | frozenset(UNSUPPORTED_RESPONSES)
-    | {each.name for kind in (ChatBody, CompletionBody, EmbeddingBody, ResponseBody) for each in fields(kind)}
+    | {name for kind in (ChatBody, CompletionBody, EmbeddingBody, ResponseBody) for name in kind.__struct_fields__}
 )
 _NOT_OFFERED = ("/api/create", "/api/copy", "/api/push", "/api/blobs")
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")

@@ -4,17 +4,17 @@ Fields that this server does not know are left out, as llama-server does, and th
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 
 from ..requests.answer_form import read_form
 from ..requests.asked import Asked, FillIn
-from ..requests.fields import names, read_body, read_object, unfollowed
+from ..requests.fields import made_of, read_body, read_object, unfollowed
 from ..requests.openai import ChatBody, CompletionBody, PromptField, asked_completion, read_chat
 
 _PROBABILITIES = Meta(
@@ -22,8 +22,7 @@ _PROBABILITIES = Meta(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaBody(CompletionBody):
+class LlamaBody(CompletionBody, frozen=True, kw_only=True):
     """The body of /completion. n_cmpl: as n. return_tokens: give the answer's ids too; a stream always does."""
 
     n_probs: Annotated[int, _PROBABILITIES] | None = None
@@ -31,14 +30,12 @@ class LlamaBody(CompletionBody):
     return_tokens: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     text: str
     filename: str = "tmp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InfillBody(LlamaBody):
+class InfillBody(LlamaBody, frozen=True, kw_only=True):
     """The body of /infill: what is before the gap and after it, and other files of the project.
 
     prompt: what has been filled in already.
@@ -53,7 +50,7 @@ class InfillBody(LlamaBody):
 def read_template(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /apply-template. Raises InputError."""
     value = read_object(data)
-    chat = json.dumps({name: each for name, each in value.items() if name in names(ChatBody)})
+    chat = json.dumps({name: each for name, each in value.items() if name in ChatBody.__struct_fields__})
     asked, notes = read_chat(chat.encode(), defaults), unfollowed(value, ChatBody)
     if value.get("add_generation_prompt") is False:
         notes.append("add_generation_prompt was not followed: the answer's beginning is there")
@@ -75,7 +72,8 @@ def _read(data: bytes, defaults: SamplingOptions, kind: type[LlamaBody]) -> Aske
     if value.get("image_data"):
         raise InputError("image_data has pictures: this server reads text only")
     prompt = body.input_prefix if isinstance(body, InfillBody) else body.prompt
-    asked = asked_completion(replace(body, prompt=prompt, n=body.n or body.n_cmpl), defaults, form=read_form(body))
+    completion = made_of(body, CompletionBody, prompt=prompt, n=body.n or body.n_cmpl)
+    asked = asked_completion(completion, defaults, form=read_form(body))
     if isinstance(body, InfillBody):
         begun = body.prompt if isinstance(body.prompt, str) else ""
         files = tuple((each.filename, each.text) for each in body.input_extra or ())

@@ -1,7 +1,6 @@
 """llama-server's endpoints that want no answer: tokens, the chat template, slots."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -36,8 +35,7 @@ ALIASES = {
 """llama-server's other paths of the same endpoints."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeBody:
+class TokenizeBody(Struct, frozen=True, kw_only=True):
     """add_special: with the model's leading tokens. parse_special: control tokens that the text spells are such."""
 
     content: str
@@ -47,8 +45,7 @@ class TokenizeBody:
     with_pieces: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetokenizeBody:
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
     tokens: Annotated[list[int], Meta(max_length=_MOST_IDS)]
     model: str | None = None
 

@@ -4,10 +4,10 @@ Ollama ignores what it does not know. Here the reply names it: nothing that was 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.text.chat_template import EFFORTS
@@ -15,7 +15,7 @@ from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
-from ..requests.chat_messages import Conversation, MessageBody
+from ..requests.chat_messages import CallBody, Conversation, MessageBody
 from ..requests.fields import made_of, one_of, read_body, unfollowed
 from ..requests.openai import ChatBody, CompletionBody, Seed, Stops, asked_chat, asked_completion, most_tokens
 from ..requests.sampling import SamplingBody, read_sampling
@@ -26,8 +26,7 @@ from .models import Name
 _LARGEST = 1 << 53
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options(SamplingBody):
+class _Options(SamplingBody, frozen=True, kw_only=True):
     """num_predict: up to 0: no limit. num_ctx: positions that a conversation may take."""
 
     seed: Seed | None = None
@@ -36,15 +35,13 @@ class _Options(SamplingBody):
     num_ctx: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Message(MessageBody):
+class _Message(MessageBody, frozen=True):
     thinking: str | None = None
     images: list[Any] | None = None
     tool_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _Body(Struct, frozen=True, kw_only=True):
     """shift, truncate: false refuses what is too long."""
 
     model: Name
@@ -57,14 +54,12 @@ class _Body:
     shift: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaChatBody(_Body):
+class OllamaChatBody(_Body, frozen=True, kw_only=True):
     messages: Annotated[list[_Message], Meta(max_length=10_000)] | None = None
     tools: list[ToolBody] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateBody(_Body):
+class GenerateBody(_Body, frozen=True, kw_only=True):
     """raw: continue the prompt as it is, without the chat template."""
 
     prompt: str | None = None
@@ -126,7 +121,7 @@ def _head(body: _Body) -> dict[str, Any]:
 def _options(body: _Body) -> _Options:
     """Return the options. Raises InputError, also for those that contradict each other."""
     options = body.options or _Options()
-    options = replace(options, mirostat=None) if options.mirostat == 1 else options
+    options = made_of(options, _Options, mirostat=None) if options.mirostat == 1 else options
     try:
         read_sampling(options, SamplingOptions())
     except InputError as error:
@@ -166,12 +161,12 @@ def _messages(given: Sequence[_Message]) -> list[Message]:
             raise InputError(f"{place} has images: this server reads text only")
         calls, id = message.tool_calls, message.tool_call_id
         if calls:
-            calls = [replace(call, id=call.id or f"{place}.{number}") for number, call in enumerate(calls)]
+            calls = [made_of(call, CallBody, id=call.id or f"{place}.{number}") for number, call in enumerate(calls)]
             unanswered = {str(call.id): call.function.name for call in calls}
         elif message.role == "tool" and unanswered:
             named = [each for each, name in unanswered.items() if name == message.tool_name]
             id = id or (named or [*unanswered])[0]
             unanswered.pop(id, None)
         thought = message.reasoning_content or message.thinking
-        found.append(replace(message, tool_calls=calls, tool_call_id=id, reasoning_content=thought))
+        found.append(made_of(message, MessageBody, tool_calls=calls, tool_call_id=id, reasoning_content=thought))
     return Conversation(found, places).read()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,8 +39,7 @@ _HOSTS = ("hf.co/", "huggingface.co/")
 _MB = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class PullBody:
+class PullBody(Struct, frozen=True):
     """The body of /api/pull. Other fields have no effect."""
 
     model: Annotated[Name, Meta(max_length=300)]

@@ -1,12 +1,11 @@
 """What Ollama's clients list and show: the models that this server has, in Ollama's form."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import Pair
 from edgedecode.text.template_switches import can_think
@@ -21,8 +20,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 Name = Annotated[str, Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class ShowBody:
+class ShowBody(Struct, frozen=True):
     model: Name
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError
 from edgedecode.duplicate_names import unique_keys
@@ -15,6 +15,7 @@ from edgedecode.structured.loosening import OPEN, nearest
 from edgedecode.typed_json import JsonValue
 
 from .fields import one_of
+from .sampling import SamplingBody
 
 _Schema: TypeAlias = dict[str, Any] | bool | str
 _Given = TypeVar("_Given")
@@ -47,8 +48,7 @@ class Form:
         return cls(Grammar.of_schema(near.schema), near.schema, tuple(map(str, near.changes)))
 
 
-@dataclass(frozen=True, slots=True)
-class FormatBody:
+class FormatBody(Struct, frozen=True):
     """The field `response_format`, or `text.format` of responses. schema: allowed with `json_object` too (llama.cpp).
 
     json_schema: OpenAI's object with a `schema`, or the schema itself. pattern: a regular expression. grammar: Lark's
@@ -63,8 +63,7 @@ class FormatBody:
     strict: Annotated[bool, Meta(description="Refuse a schema that cannot be followed exactly.")] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Structured:
+class _Structured(Struct, frozen=True):
     """vLLM's field `structured_outputs`."""
 
     json: _Schema | None = None
@@ -76,9 +75,8 @@ class _Structured:
     whitespace_pattern: Annotated[None, Meta(description="Not offered.")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormBody:
-    """The fields of a body that say what its answer follows: at most one of them."""
+class FormBody(SamplingBody, frozen=True, kw_only=True):
+    """The fields of a body that choose the next token, and say what its answer follows: at most one of the latter."""
 
     response_format: FormatBody | None = None
     json_schema: _Schema | None = None

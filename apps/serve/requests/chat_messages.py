@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message
 from edgedecode.text.messages import ROLES
@@ -15,27 +15,23 @@ from .fields import enum, typed_part
 from .tools import Call, call_text
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     type: Annotated[str, enum("text", "refusal")]
     text: str = ""
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Called:
+class _Called(Struct, frozen=True):
     name: str
     arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON; empty: no arguments.")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class CallBody(Struct, frozen=True):
     function: _Called
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageBody:
+class MessageBody(Struct, frozen=True):
     """A message. tool_call_id, name: of a tool's result, the call that it answers and the function's name.
 
     reasoning_content: of an earlier answer, what the model thought before it, for templates that read it.
@@ -45,7 +41,7 @@ class MessageBody:
     content: str | list[_Part] | None = None
     refusal: Annotated[str, Meta(description="Of an earlier answer, in place of its content.")] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[CallBody] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     function_call: Annotated[None, Meta(description="The older form of tool_calls is not offered.")] = None
@@ -94,7 +90,7 @@ class Conversation:
             raise InputError(f"{place}.tool_calls[{missing[0]}] has no result, and others have")
         return [answers[each] for each in sorted(answers)]
 
-    def _answered(self, number: int, caller: int, calls: Sequence[_Call]) -> int:
+    def _answered(self, number: int, caller: int, calls: Sequence[CallBody]) -> int:
         """Return which of the calls a result answers; where there are none, its own number. Raises InputError."""
         result, place, answered = self.bodies[number], self.places[number], number
         if id := result.tool_call_id:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from edgedecode.structured.grammar import is_text
 from edgedecode.typed_json import JsonValue, typed
 
 _Kind = TypeVar("_Kind")
+_Body = TypeVar("_Body", bound=Struct)
 _MOST_LEVELS = 200
 """Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""
 NO_EFFECT = (
@@ -69,26 +69,21 @@ def enum(*values: str) -> Meta:
     return Meta(extra_json_schema={"enum": [*values]})
 
 
-def names(body: Any) -> list[str]:  # noqa: ANN401  (a dataclass, or an instance of one)
-    """Return the names of a body's fields."""
-    return [each.name for each in fields(body)]
-
-
-def made_of(body: object, kind: type[_Kind], **others: Any) -> _Kind:  # noqa: ANN401
+def made_of(body: Struct, kind: type[_Body], **others: Any) -> _Body:  # noqa: ANN401
     """Return a body with the fields of another API's body that have the same names, and with `others`."""
-    same = {name: getattr(body, name) for name in names(body) if name in names(kind)}
+    same = {name: getattr(body, name) for name in body.__struct_fields__ if name in kind.__struct_fields__}
     return kind(**same | others)
 
 
 def check_fields(
     value: Mapping[str, JsonValue],
-    body: object,
+    body: Struct,
     unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
     *,
     also: Collection[str] = (),
 ) -> None:
     """Refuse what a body has besides the fields that were read from it, and `also`. Raises InputError."""
-    known = [*names(body), *also]
+    known = [*body.__struct_fields__, *also]
     for name, each in value.items():
         if each is None or name in known or name in NO_EFFECT:
             continue
@@ -114,13 +109,13 @@ def named_in(data: bytes) -> str:
 
 
 def unfollowed(
-    given: Mapping[str, JsonValue], body: object, *, also: Collection[str] = (), place: str = ""
+    given: Mapping[str, JsonValue], body: Struct | type[Struct], *, also: Collection[str] = (), place: str = ""
 ) -> list[str]:
     """Return a note for each field besides those that were read, and `also`, unless it asks for nothing.
 
     place: what the names begin with.
     """
-    known = {*names(body), *also, *NO_EFFECT}
+    known = {*body.__struct_fields__, *also, *NO_EFFECT}
     return [
         f"{place}{name[:80]} was not followed"
         for name, value in given.items()

@@ -1,10 +1,10 @@
 """Reads the bodies of OpenAI's endpoints. What this server cannot do is refused, never ignored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
@@ -14,7 +14,7 @@ from .answer_form import Form, FormBody, read_form
 from .asked import Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, enum, one_of, read_body
-from .sampling import SamplingBody, read_sampling
+from .sampling import read_sampling
 from .tool_fields import CHOICES, ChoiceBody, ToolBody, left_out
 from .tools import read_tools
 
@@ -39,13 +39,11 @@ Choice: TypeAlias = Annotated[str, enum(*CHOICES)] | ChoiceBody
 Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=16)]
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamOptions:
+class _StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body(FormBody, SamplingBody):
+class _Body(FormBody, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="Without it: this server's.")] | None = None
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
@@ -60,8 +58,7 @@ class _Body(FormBody, SamplingBody):
     store: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatBody(_Body):
+class ChatBody(_Body, frozen=True, kw_only=True):
     """The body of /v1/chat/completions. messages: the answer follows the last, whosever it is."""
 
     messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=10_000)]
@@ -78,8 +75,7 @@ class ChatBody(_Body):
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionBody(_Body):
+class CompletionBody(_Body, frozen=True, kw_only=True):
     """The body of /v1/completions. prompt: a text, token ids, or a list of texts or of lists of ids.
 
     max_tokens: 0 gives none, as with echo to score the prompt.

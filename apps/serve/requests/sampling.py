@@ -1,9 +1,9 @@
 """Reads how tokens are to be sampled: OpenAI's fields, and those of llama.cpp's and vLLM's clients."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, SamplingOptions
 
@@ -21,8 +21,7 @@ _SAME = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, so that a body may have another base with slots
-class SamplingBody:
+class SamplingBody(Struct, frozen=True, kw_only=True):
     """The fields of a body that choose the next token. repeat_penalty: llama.cpp's name of repetition_penalty."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None

@@ -1,10 +1,9 @@
 """The fields `tools` and `tool_choice`, in the forms of both chats and responses."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError
 
@@ -16,16 +15,14 @@ _NAMESPACE = "namespace"
 """A type of tools: a group of functions, as Codex sends those of an MCP server."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(Struct, frozen=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A tool that is no group."""
 
     type: Annotated[str, Meta(description="function or namespace; others are left out.")] | None = None
@@ -43,8 +40,7 @@ class Tool:
         return _Function(self.name, self.description, self.parameters, self.strict)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolBody(Tool):
+class ToolBody(Tool, frozen=True):
     """An item of the field `tools`: a function, in an object of its own as in chats, or without it as in responses.
 
     tools: those of a namespace.
@@ -53,19 +49,16 @@ class ToolBody(Tool):
     tools: list[Tool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowed:
+class _Allowed(Struct, frozen=True, kw_only=True):
     mode: Annotated[str, enum("auto", "required")] = "auto"
     tools: list[ToolBody] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceBody(_Allowed):
+class ChoiceBody(_Allowed, frozen=True, kw_only=True):
     """The field `tool_choice`, where it names a function, or some that are allowed, or is a word as an object.
 
     name, mode, tools: in the form of responses.

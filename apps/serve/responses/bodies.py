@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
@@ -68,14 +68,12 @@ _ECHOED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
+class _Text(Struct, frozen=True):
     format: FormatBody | None = None
     verbosity: Verbosity | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reasoning:
+class _Reasoning(Struct, frozen=True):
     """summary: there is none, as this server's reasoning, if any, is not hidden."""
 
     effort: Effort | None = None
@@ -83,8 +81,7 @@ class _Reasoning:
     generate_summary: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseBody(SamplingBody):
+class ResponseBody(SamplingBody, frozen=True, kw_only=True):
     """The body of /v1/responses. input: a text, or messages, calls and their outputs.
 
     previous_response_id: of the response that it continues, without its instructions.
