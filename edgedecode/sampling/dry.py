@@ -5,8 +5,6 @@ multiplier * base**(L - allowed length), L being the longest such repetition tha
 contains no sequence breaker, and no breaker is penalised. It depends on the sequence and the path alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Compiles grammars with llguidance, for the tokens of a model; an answer is held to one by `matching`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a grammar allows in one answer: llguidance's matchers, which the answer's tokens advance."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import reduce

@@ -1,7 +1,5 @@
 """Progress display of a long job on standard error, and its stages as a table and as JSON values."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

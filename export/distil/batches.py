@@ -1,7 +1,5 @@
 """Batches of texts and their labels, in an order that only a seed decides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

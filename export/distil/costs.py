@@ -1,7 +1,5 @@
 """What passes cost here, and the speed that an acceptance promises."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass
 from statistics import median

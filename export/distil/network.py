@@ -1,7 +1,5 @@
 """What training and measuring need of a network that drafts: a head, or a draft model."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 

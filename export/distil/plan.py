@@ -1,7 +1,5 @@
 """What a training will take, said before it begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.memory.sizes import format_nbytes

@@ -1,7 +1,5 @@
 """What a pack's drafts gain on texts that were held out: speed over plain decoding, and tokens of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter

@@ -1,7 +1,5 @@
 """What a new head or draft model takes from its target's GGUF file: sizes, and matrices as floats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

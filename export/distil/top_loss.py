@@ -1,7 +1,5 @@
 """The loss of a head's rows, and its gradients, without the logits of all rows at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

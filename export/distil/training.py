@@ -1,7 +1,5 @@
 """Trains a network that drafts: its state decides the order, so that training that stopped goes on as if it had not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ llama.cpp reads such a file unless the head has what it lacks: `norm_output`, no
 or a window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What config.json says of a head, in the flat layout's fields and in those of speculators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Facts: SafeAILab's EAGLE (cnets.py), SGLang's SpecForge (llama3_eagle.py), vLLM'
 (src/models/eagle3.cpp). torch is needed for `.bin` files alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -3,8 +3,6 @@
 Each compilation and each run on the emulator happens in a child process with a time limit.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

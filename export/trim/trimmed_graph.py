@@ -5,8 +5,6 @@ embedding stays whole, because the draft reads every id. With a multiple of 32 i
 bit for bit; kernels round partial tiles differently.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Draft models, as a kind of what is trained: a folder in the layout of Hugging Face, with the tokenizer."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

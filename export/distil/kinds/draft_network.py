@@ -1,7 +1,5 @@
 """A draft model of its target's form as a torch module, and what it starts from: some of its target's layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Puts a draft model into a pack: its graph, with the logits of the ids that it was trained on."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory

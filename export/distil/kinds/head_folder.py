@@ -1,7 +1,5 @@
 """Writes a trained head as a folder in the layout of vLLM's speculators, which other programs read too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drafting heads, as a kind of what is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A drafting head of EAGLE-3's form as a torch module, which reads its own outputs as in use (2503.01840, §3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What can be trained: a head or a draft model, with the ids that it proposes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

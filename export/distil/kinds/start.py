@@ -1,7 +1,5 @@
 """The head that training starts from: what it can take from its target, or an earlier head."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a state's keys and values are: in an array that the engine shares, or in a provider's own memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
