@@ -6,25 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode import (
-    InputError,
-    Message,
-    Pair,
-    Rule,
-    SessionDetails,
-    SessionOptions,
-    SwitchOptions,
-    WhenFull,
-    load,
-)
-from edgedecode.commands import (
-    add_pack,
-    count,
-    positive_count,
-    real_number,
-    scaled_name,
-    template_argument,
-)
+from edgedecode import InputError, Message, Pair, Rule, SessionDetails, SessionOptions, SwitchOptions, WhenFull, load
+from edgedecode.commands import add_pack, count, positive_count, real_number, scaled_name, template_argument
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
@@ -209,10 +192,7 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     """Return the options of --mode switch. Raises InputError for those that need it."""
     if arguments.mode == "switch":
         return SwitchOptions(quality=arguments.quality, threshold=arguments.switch_threshold)
-    given = {
-        "--quality": arguments.quality is not None,
-        "--switch-threshold": arguments.switch_threshold is not None,
-    }
+    given = {"--quality": arguments.quality is not None, "--switch-threshold": arguments.switch_threshold is not None}
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
     return None

@@ -99,10 +99,7 @@ class Pair:
             engine=runtime,
             provider=request.provider,
             target=target,
-            drafts=DraftModels(
-                self._load_draft,
-                adapters=lambda model: self.shared.adapters().of_draft(model),
-            ),
+            drafts=DraftModels(self._load_draft, adapters=lambda model: self.shared.adapters().of_draft(model)),
             footprint=footprint,
             preferred=footprint.preferred if footprint is not None else self._preferred(),
             turn=turn,

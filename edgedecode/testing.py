@@ -25,15 +25,7 @@ from edgedecode.sampling.probs import UniformSource
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = [
-    "ScriptedDrafter",
-    "TableModel",
-    "TableRuntime",
-    "TableState",
-    "byte_tokenizer",
-    "toy_pair",
-    "toy_tables",
-]
+__all__ = ["ScriptedDrafter", "TableModel", "TableRuntime", "TableState", "byte_tokenizer", "toy_pair", "toy_tables"]
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -288,10 +288,7 @@ GRAPHS: dict[str, tuple[Corruption, str]] = {
         attribute(_external_tensor().replace(_OUTSIDE, integer_field(14, 2**32 + 1))),
         "unknown data location 4294967297",
     ),
-    "two locations": (
-        attribute(_external_tensor("weights.bin", pair_field(13, ("location", "x")))),
-        "appears twice",
-    ),
+    "two locations": (attribute(_external_tensor("weights.bin", pair_field(13, ("location", "x")))), "appears twice"),
     "two halves of an attribute": (in_graph(1, bytes_field(1, _HALVES)), _ELSEWHERE),
     "a sparse initializer": (in_graph(15, bytes_field(15, b"")), "holds a sparse tensor"),
     "a sparse attribute": (attribute(b"", number=22), "holds a sparse tensor"),

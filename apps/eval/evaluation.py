@@ -28,15 +28,7 @@ from ..machine import engine_versions
 from ..manifest_results import save_result, saves_result
 from .equality import EncodedPrompt, Setting, compare_engines, equality_of
 from .kv_types import KvQuality, compare_types, installed_runtimes, refused_types, scoring_nbytes, types_to_compare
-from .tables import (
-    KvFound,
-    equality_json,
-    equality_verdict,
-    kv_json,
-    kv_numbers,
-    show_equality,
-    show_kv_types,
-)
+from .tables import KvFound, equality_json, equality_verdict, kv_json, kv_numbers, show_equality, show_kv_types
 
 BOTH = ("onnx", "llama")
 """The default engines of --equality."""

@@ -52,11 +52,7 @@ _INPUTS = {
     "past_key_names": "past_key_values.%d.key",
     "past_value_names": "past_key_values.%d.value",
 }
-_OUTPUTS = {
-    "logits": "logits",
-    "present_key_names": "present.%d.key",
-    "present_value_names": "present.%d.value",
-}
+_OUTPUTS = {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
 
 
 class GenaiPeer:

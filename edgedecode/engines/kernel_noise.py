@@ -75,12 +75,7 @@ def measure_noise(
 
 
 def _sample(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    *,
-    length: int,
-    ends: Collection[int],
-    rng: np.random.Generator,
+    model: LanguageModel, prompt: Sequence[int], *, length: int, ends: Collection[int], rng: np.random.Generator
 ) -> _Segment:
     tokens, leading, logits = [prompt[-1]], [], []
     state = _prefilled(model, prompt, room=length)

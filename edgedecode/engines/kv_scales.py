@@ -54,12 +54,7 @@ def calibrate_scales(
 
 
 def _largest(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    *,
-    ends: Collection[int],
-    length: int,
-    rng: np.random.Generator | None,
+    model: LanguageModel, prompt: Sequence[int], *, ends: Collection[int], length: int, rng: np.random.Generator | None
 ) -> FloatArray:
     """Return the largest cached magnitudes after the prompt and an answer, [2 · layers, KV heads, head size]."""
     with closing(model.new_state(min(model.card.context, len(prompt) + length))) as state:

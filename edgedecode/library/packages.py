@@ -40,7 +40,7 @@ KNOWN: Mapping[str, _Known] = {
         "0.1.2",
         92_871_040,
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    ),
+    )
 }
 """Packages whose model is downloaded where its name is used."""
 

@@ -137,15 +137,7 @@ class Budget:
         """The current leases, oldest first."""
         return tuple(lease for lease in self._leases if lease.held)
 
-    def reserve(
-        self,
-        name: str,
-        nbytes: int,
-        *,
-        priority: int = 0,
-        fixed: bool = False,
-        following: int = 0,
-    ) -> Lease:
+    def reserve(self, name: str, nbytes: int, *, priority: int = 0, fixed: bool = False, following: int = 0) -> Lease:
         """Lease `nbytes` before allocating them.
 
         If they do not fit, calls `reclaim` of leases with a lower `priority`, lowest first. Raises BudgetExceeded with

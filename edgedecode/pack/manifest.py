@@ -36,14 +36,7 @@ from .entries import (
     plain_path,
 )
 
-__all__ = [
-    "STACKS",
-    "Generation",
-    "Graph",
-    "Manifest",
-    "ModelEntry",
-    "TrimmedDraft",
-]
+__all__ = ["STACKS", "Generation", "Graph", "Manifest", "ModelEntry", "TrimmedDraft"]
 
 FORMAT = "edgedecode-pack"
 VERSION = 1

@@ -239,8 +239,7 @@ class SamplingOptions:
         ),
     ] = 0.0
     dry_base: Annotated[
-        float,
-        SamplingOption((1.0, 100.0), allowed="1 to 100", flag="--dry-base B", help="DRY's base (default: 1.75)"),
+        float, SamplingOption((1.0, 100.0), allowed="1 to 100", flag="--dry-base B", help="DRY's base (default: 1.75)")
     ] = 1.75
     dry_allowed_length: Annotated[
         int,

@@ -128,11 +128,7 @@ class Tokenizer:
             return str(self._inner.normalizer.normalize_str(text))
 
     def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        arguments: Mapping[str, object] = NOTHING,
-        most_nbytes: int | None = None,
+        self, messages: Sequence[Message], *, arguments: Mapping[str, object] = NOTHING, most_nbytes: int | None = None
     ) -> str:
         """Return the text of a conversation up to the assistant's header. arguments: variables of the template.
 

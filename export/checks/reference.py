@@ -113,12 +113,7 @@ class Reference:
             return np.asarray(output.last_hidden_state[0].numpy())
 
     def backward(
-        self,
-        tokens: Sequence[int],
-        gradient: FloatArray,
-        *,
-        visible: npt.NDArray[np.bool_],
-        positions: Sequence[int],
+        self, tokens: Sequence[int], gradient: FloatArray, *, visible: npt.NDArray[np.bool_], positions: Sequence[int]
     ) -> None:
         """Run a gradient of the last hidden state, float32 [tokens, hidden size], back through the layers for hooks.
 

@@ -29,10 +29,7 @@ class TrimCommand:
         parser.add_argument("pack", metavar="PACK", help="folder of the pack to change")
         size = parser.add_mutually_exclusive_group()
         size.add_argument(
-            "--size",
-            type=positive_count,
-            metavar="N",
-            help="keep N ids (default: the best of several sizes)",
+            "--size", type=positive_count, metavar="N", help="keep N ids (default: the best of several sizes)"
         )
         size.add_argument("--remove", action="store_true", help="remove the pack's trimmed draft")
         parser.add_argument(

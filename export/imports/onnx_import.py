@@ -15,13 +15,7 @@ from edgedecode.text.chat_template import ChatTemplate
 from ..checks.model_checks import CheckTexts
 from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, graph_entry, write_exact
 from ..graph.graph_request import LEAST_CONTEXT
-from ..pack_texts import (
-    check_tokenizers,
-    copy_licenses,
-    copy_texts,
-    open_template,
-    read_generation,
-)
+from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template, read_generation
 from ..stages import Stages
 from .foreign_graphs import check_builder_graph, check_operators, context_limit, rewrite_builder_graph
 from .imported_pack import Imported, ImportRequest, WeightWidths, place_file, write_imported

@@ -101,13 +101,7 @@ class StatePlan:
 
 
 def plan_state(
-    entry: ModelEntry,
-    header: Header,
-    *,
-    card: ModelCard,
-    capacity: int,
-    rows: int,
-    extras: StateExtras = NO_EXTRAS,
+    entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int, extras: StateExtras = NO_EXTRAS
 ) -> StatePlan:
     """Plan a state of `capacity` rows whose passes return up to `rows` rows of logits."""
     kv_type, threads = card.kv_type, card.threads or 1
@@ -122,12 +116,7 @@ def plan_state(
     index = CELL_NBYTES * cells * sequences
     return StatePlan(
         context=ContextPlan(
-            cells=cells,
-            rows_per_pass=width,
-            sequences=sequences,
-            outputs=outputs,
-            kv_type=kv_type,
-            threads=threads,
+            cells=cells, rows_per_pass=width, sequences=sequences, outputs=outputs, kv_type=kv_type, threads=threads
         ),
         kv_nbytes=cells * position_nbytes(entry, kv_type=kv_type) + ROUNDING_NBYTES + recurrent,
         output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,

@@ -69,14 +69,7 @@ class LlamaModel:
             raise InputError(f"a state cannot have {rows} rows of logits: use 0 or more")
         check_capacity(capacity, self._card)
         self._check_open()
-        plan = plan_state(
-            self._entry,
-            self._header,
-            card=self._card,
-            capacity=capacity,
-            rows=rows,
-            extras=self._extras,
-        )
+        plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows, extras=self._extras)
         with ExitStack() as undo:
             lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
             work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
@@ -149,12 +142,7 @@ class LlamaModel:
         engine = self._weights.engine
         native = engine.context(self._weights, plan.context)
         context = Context(
-            self._weights,
-            native,
-            plan=plan.context,
-            lease=lease,
-            work=work,
-            adapter_nbytes=plan.adapter_nbytes,
+            self._weights, native, plan=plan.context, lease=lease, work=work, adapter_nbytes=plan.adapter_nbytes
         )
         self._contexts.add(context)
         try:

@@ -66,12 +66,7 @@ class OnnxModel(SessionModel[OnnxState]):
         self._use_threads = use_threads
         self.table, self._features = table, tuple(features)
         self._buffers = Buffers(
-            engine,
-            name=card.name,
-            rows=card.rows,
-            context=card.context,
-            footprint=footprint,
-            budget=budget,
+            engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
         )
         try:
             inputs = {value.name: value.shape for value in session.get_inputs()}
@@ -134,9 +129,7 @@ class OnnxModel(SessionModel[OnnxState]):
             self._buffers.hold_rows(held)
             self._biases.plan(capacity, tree=tree and self._card.tree)
             cache = self._new_cache(
-                cache_shape(self._entry, capacity, tiled=self._tiled),
-                kv_type=self._card.kv_type,
-                tiled=self._tiled,
+                cache_shape(self._entry, capacity, tiled=self._tiled), kv_type=self._card.kv_type, tiled=self._tiled
             )
             state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
             state.plans_tree, state.make_features = tree, self._make_features
@@ -288,15 +281,7 @@ class OnnxModel(SessionModel[OnnxState]):
         alone = total == 0 and state.tree is not None and not self._tiled
         return 1 if alone else self._footprint.rows_after(total)
 
-    def _pass(
-        self,
-        state: OnnxState,
-        tokens: Sequence[int],
-        *,
-        start: int,
-        rows: Sequence[int],
-        slot: int = 0,
-    ) -> None:
+    def _pass(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int = 0) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         width = len(tokens)
         if len(rows) == 1 and width > 1 and not self._card.row_invariant:

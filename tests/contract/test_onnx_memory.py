@@ -175,8 +175,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 @pytest.mark.parametrize(
-    ("bits", "block", "needs"),
-    [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "lora"), (8, 32, "kv:int8")],
+    ("bits", "block", "needs"), [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "lora"), (8, 32, "kv:int8")]
 )
 def test_plan_bounds_measured_memory(opener: Opener, bits: int, block: int, needs: str) -> None:
     shape = replace(MEASURED, bits=bits, block=block)

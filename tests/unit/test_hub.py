@@ -148,10 +148,7 @@ def _move_weights_out(root: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spoil", [_damage, _refuse, _move_weights_out])
 def test_find_pack_keeps_the_old_pack_when_the_newer_commit_is_refused(
-    spoil: Callable[[Path, pytest.MonkeyPatch], None],
-    tmp_path: Path,
-    downloads: Hub,
-    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None], tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     find_pack("owner/name")

@@ -24,8 +24,7 @@ WARM = SamplingOptions(temperature=0.9, top_k=30)
 
 def session(pair: Pair, messages: tuple[Message, ...] = (SYSTEM,), **options: object) -> Session:
     return pair.session(
-        session_options(**{"context": CONTEXT, "seed": 3, "ignore_eos": True, **options}),
-        messages=messages,
+        session_options(**{"context": CONTEXT, "seed": 3, "ignore_eos": True, **options}), messages=messages
     )
 
 

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack.entries import (
-    ActivationsEntry,
-    ActivationsWay,
-    AdapterEntry,
-    FileEntry,
-    OutsideFile,
-    ProductError,
-)
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, AdapterEntry, FileEntry, OutsideFile, ProductError
 from edgedecode.pack.manifest import MANIFEST_NAME, VERSION, Generation, Graph, Manifest, ModelEntry, TrimmedDraft
 from edgedecode.typed_json import JsonValue
 

@@ -5,12 +5,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from edgedecode.engines import registry
-from edgedecode.engines.registry import (
-    DRAFTERS,
-    RUNTIMES,
-    find_runtime,
-    installed,
-)
+from edgedecode.engines.registry import DRAFTERS, RUNTIMES, find_runtime, installed
 from edgedecode.errors import RuntimeUnavailable
 
 

@@ -221,13 +221,7 @@ def product_node(
         name,
         list(inputs),
         [output],
-        {
-            "inner": inner,
-            **matrix_attributes(matrix),
-            "planes": planes,
-            "gate": gate,
-            "threads": threads,
-        },
+        {"inner": inner, **matrix_attributes(matrix), "planes": planes, "gate": gate, "threads": threads},
     )
 
 

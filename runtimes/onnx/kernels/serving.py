@@ -18,14 +18,7 @@ from edgedecode.text.printable import counted
 from edgedecode.user_notices import notice
 
 from .library import KernelLibrary
-from .prepared import (
-    keep_findings,
-    load_findings,
-    made_in_memory,
-    prepare_tiles,
-    tiles_nbytes,
-    weights_digest,
-)
+from .prepared import keep_findings, load_findings, made_in_memory, prepare_tiles, tiles_nbytes, weights_digest
 from .products import FLOAT_ACTIVATIONS, NotServed, Stored, Weights, WeightsFile, tile_offsets
 from .rewriting import GIVEN_TILES, GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels

@@ -21,12 +21,7 @@ from tests.conftest import Told
 
 @pytest.mark.parametrize(("words", "size"), [([], None), (["400"], 400)])
 def test_trim_vocab_trims_the_exported_pack(
-    words: Sequence[str],
-    size: int | None,
-    toy: Path,
-    cheap_rows: None,
-    monkeypatch: pytest.MonkeyPatch,
-    told: Told,
+    words: Sequence[str], size: int | None, toy: Path, cheap_rows: None, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """The export itself is replaced by the toy pack."""
     monkeypatch.setattr(pack_tables, "shown", lambda make, *, out: {"pack": str(out)})
