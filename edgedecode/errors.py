@@ -13,8 +13,6 @@
 A message states what happened, with the values, and what to do. The command line prints it as one line and exits 1.
 """
 
-from __future__ import annotations
-
 __all__ = [
     "BudgetExceeded",
     "CapabilityError",
@@ -68,7 +66,7 @@ class ContextExceeded(InputError):
     """The prompt does not fit the model's context."""
 
     @classmethod
-    def of(cls, found: str, context: int, *, remedy: str, room: int = 1) -> ContextExceeded:
+    def of(cls, found: str, context: int, *, remedy: str, room: int = 1) -> "ContextExceeded":
         """Return the error of a prompt of `found`, which leaves no room, in tokens, for an answer in such a context.
 
         Clients retry with a shorter prompt if they find a sentence that they know: Anthropic's ("prompt is too long: …

@@ -4,8 +4,6 @@ A finalizer or a signal handler interrupts its thread at any point. An object th
 below, and waiting for another thread may deadlock, so closing is deferred until the thread has left its locks.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -86,7 +84,7 @@ class FairLock:
                 self._drop(before)
                 raise
 
-    def _wait(self, here: _Here, before: LockType | None = None) -> None:
+    def _wait(self, here: _Here, before: "LockType | None" = None) -> None:
         """Join the queue, drop the ticket `before`, and wait for the lock."""
         queue, ticket = self._queue, Lock()
         ticket.acquire()
@@ -114,7 +112,7 @@ class FairLock:
         if here.later and not tickets and not here.catching_up:
             _catch_up(here)
 
-    def _drop(self, ticket: LockType) -> None:
+    def _drop(self, ticket: "LockType") -> None:
         """Remove a ticket from the queue, and wake the thread of the first one."""
         queue = self._queue
         if ticket in queue:

@@ -3,8 +3,6 @@
 A folder is locked directly, without a lock file in it; on Windows a file in the user's cache is locked instead.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -33,7 +31,7 @@ class Lock:
             os.close(self._handle)
             self._handle = -1
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> "Lock":
         return self
 
     def __exit__(self, *exception: object) -> None:

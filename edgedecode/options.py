@@ -1,7 +1,5 @@
 """The options of a session."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,7 +54,7 @@ class SwitchOptions:
 
     quality: float | None = None
     threshold: float | None = None
-    rule: SwitchRule | None = None
+    rule: "SwitchRule | None" = None
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 0 < self.quality <= 1:
@@ -108,7 +106,7 @@ class SessionOptions:
     draft_max: int | None = None
     context: int | None = None
     seed: int | None = None
-    grammar: Grammar | None = None
+    grammar: "Grammar | None" = None
     """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
     details: SessionDetails = SessionDetails()
 

@@ -1,7 +1,5 @@
 """A loaded pack: target, draft, tokenizer and budget, from which sessions are opened."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -203,13 +201,13 @@ class Pair:
             for session in self.turn.run(lambda: list(self._sessions)):
                 closing.callback(session.close)
 
-    def _still_open(self) -> Pair:
+    def _still_open(self) -> "Pair":
         """Return this pair. Raises InputError once it is closed: a model loaded then would never be released."""
         if self._closed:
             raise InputError("this pair is closed: open the pack again with edgedecode.load")
         return self
 
-    def _compile(self, grammar: Grammar) -> None:
+    def _compile(self, grammar: "Grammar") -> None:
         """Compile a grammar without the lock: it takes up to half a second, and other rounds go on meanwhile."""
         with suppress(BudgetExceeded):  # the session is opened in another way, as far as there is one
             tokens = self.turn.run(lambda: self._still_open().shared.tokens_of_grammars())  # noqa: PLW0108 (the lock)
@@ -256,7 +254,7 @@ class Pair:
                 closing.callback(self._in_use.release)
             self._save_experience()
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> "Pair":
         return self
 
     def __exit__(self, *exception: object) -> None:

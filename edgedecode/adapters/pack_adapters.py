@@ -1,7 +1,5 @@
 """Loads a pack's adapters into its models on demand."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,7 +43,7 @@ class _Loaded:
 class AdapterChoice:
     """The adapters that one conversation holds: the chosen one, and that of an unfinished answer."""
 
-    def __init__(self, adapters: PackAdapters) -> None:
+    def __init__(self, adapters: "PackAdapters") -> None:
         self._adapters = adapters
         self._held: Mapping[_Key, object] = {}
         """By name and scale: what keeps the model's memory for that scale allocated. Replaced, never changed."""
@@ -127,7 +125,7 @@ class PackAdapters:
         self._choices: WeakSet[AdapterChoice] = WeakSet()
         self._uses = 0
 
-    def of_draft(self, model: LanguageModel) -> PackAdapters:
+    def of_draft(self, model: LanguageModel) -> "PackAdapters":
         """Return the pack's adapters for `model`, a draft model."""
         return PackAdapters(self._manifest, self._root, model=model, budget=self._budget, turn=self._turn, role="draft")
 

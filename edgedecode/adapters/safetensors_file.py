@@ -3,8 +3,6 @@
 The format: https://huggingface.co/docs/safetensors. Its own library has no numpy type for bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -52,7 +50,7 @@ class SafetensorsFile:
     tensors: Mapping[str, _Stored]
 
     @classmethod
-    def open(cls, path: Path) -> SafetensorsFile:
+    def open(cls, path: Path) -> "SafetensorsFile":
         """Read the header. Raises ManifestError, with one line about the fault, for a file that cannot be used."""
         try:
             with path.open("rb") as file:

@@ -1,7 +1,5 @@
 """Drafts with the pack's draft model, which reads nothing until it is asked for a draft."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,7 +107,7 @@ class Guess:
     seen: list[Features] = field(default_factory=list)
 
     @classmethod
-    def under(cls, plan: Plan, at: int) -> Guess:
+    def under(cls, plan: Plan, at: int) -> "Guess":
         """Return that of a proposal at this position; it counts only if the plan lets confidence end the proposal."""
         return cls(at if plan.floor > 0 else -1)
 

@@ -1,7 +1,5 @@
 """Placement: target and draft on different engines, or on different providers of one engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +22,7 @@ class Place:
     provider: str = PROCESSOR
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> "Place":
         """Return the place of this name. Raises InputError for an engine that is not installed."""
         runtime, _, provider = text.partition(":")
         if runtime not in (known := installed(RUNTIMES)):

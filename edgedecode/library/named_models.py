@@ -1,7 +1,5 @@
 """Finds a model by its name, exact, begun or misspelt: on this machine, on the hub, and in packages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,7 +48,7 @@ def model_named(name: str | Path) -> tuple[Path, str]:
     raise ManifestError(f"{missing} and no model {name!r}, and it is not a hub id (owner/name): {hint}")
 
 
-def offer_of(word: str) -> Offer:
+def offer_of(word: str) -> "Offer":
     """Return what could be downloaded under a name. Raises ManifestError."""
     if word and expanded(word).exists():
         raise ManifestError(f"{word!r} is a file or a folder here: only what is elsewhere is pulled")

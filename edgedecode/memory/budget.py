@@ -1,7 +1,5 @@
 """The memory budget: every allocation holds a lease, and a lease that does not fit is refused before allocation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -68,7 +66,7 @@ class Lease:
 
     __slots__ = ("_budget", "fixed", "name", "nbytes", "priority", "reclaim")
 
-    def __init__(self, budget: Budget, name: str, *, nbytes: int, priority: int, fixed: bool) -> None:
+    def __init__(self, budget: "Budget", name: str, *, nbytes: int, priority: int, fixed: bool) -> None:
         self._budget: Budget | None = budget
         self.name = name
         self.nbytes = nbytes
@@ -92,7 +90,7 @@ class Lease:
         """Return the bytes to the budget."""
         self._budget = None
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> "Lease":
         return self
 
     def __exit__(
@@ -107,7 +105,7 @@ class Budget:
     shared: the budget that this is a part of; the limit is then what its other parts leave.
     """
 
-    def __init__(self, limit: int | Limit | None = None, *, shared: SharedBudget | None = None) -> None:
+    def __init__(self, limit: int | Limit | None = None, *, shared: "SharedBudget | None" = None) -> None:
         self._limit = Limit(limit) if isinstance(limit, int) else limit
         self.shared = shared
         self._lock = FairLock() if shared is None else shared.lock

@@ -4,8 +4,6 @@ Other fields (value infos, functions, doc strings, subgraphs, …), and tensors 
 replaced, are written back as the original bytes. Field numbers are those of ONNX's onnx.proto.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +30,7 @@ class ValueInfo:
     """The message it was parsed from; None for a description made by `replace`."""
 
     @classmethod
-    def parse(cls, data: memoryview) -> ValueInfo:
+    def parse(cls, data: memoryview) -> "ValueInfo":
         """Read a ValueInfoProto. Raises ValueError for malformed bytes."""
         name, kind, rest = "", 0, []
         dims: Sequence[int | str | None] | None = None
@@ -80,7 +78,7 @@ class GraphFile:
     """Original opset entries: the standard domain is either written as '' or omitted."""
 
     @classmethod
-    def parse(cls, data: bytes | memoryview) -> GraphFile:
+    def parse(cls, data: bytes | memoryview) -> "GraphFile":
         """Read a file's bytes.
 
         Raises ValueError with a short reason for truncated or malformed bytes, and for duplicate names (initializers,

@@ -1,7 +1,5 @@
 """Reads and writes a node of an ONNX graph and its attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -52,7 +50,7 @@ class Node:
     """Other fields, encoded."""
 
     @classmethod
-    def parse(cls, data: memoryview) -> Node:
+    def parse(cls, data: memoryview) -> "Node":
         """Read a NodeProto. Raises ValueError for malformed bytes or a duplicate attribute."""
         node, rest = cls(""), []
         for item in read_fields(data):

@@ -1,7 +1,5 @@
 """Reads and writes a tensor of an ONNX graph, whose values are in the graph or in an external file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -61,7 +59,7 @@ class Tensor:
     """The message it was parsed from; None for a tensor made by `replace`."""
 
     @classmethod
-    def parse(cls, data: memoryview) -> Tensor:
+    def parse(cls, data: memoryview) -> "Tensor":
         """Read a TensorProto. Raises ValueError for malformed bytes."""
         items: dict[int, list[Field]] = {}
         for item in read_fields(data):

@@ -3,8 +3,6 @@
 A pack is a folder with `edgedecode.json`, a tokenizer, and for each role one weights file and small graphs over it.
 """
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Mapping
@@ -75,7 +73,7 @@ class Manifest:
     """The drafting head, a GGUF file; None: the pack has none."""
 
     @classmethod
-    def load(cls, root: Path) -> Manifest:
+    def load(cls, root: Path) -> "Manifest":
         """Read and check the manifest of the pack at `root`. Raises ManifestError with a one-line remedy."""
         path = root / MANIFEST_NAME
         if not root.is_dir():
@@ -95,7 +93,7 @@ class Manifest:
             raise ManifestError(f"{path} is nested too deeply to be a manifest") from None
 
     @classmethod
-    def from_json(cls, value: JsonValue) -> Manifest:
+    def from_json(cls, value: JsonValue) -> "Manifest":
         """Check a parsed manifest. Raises ManifestError naming the field."""
         try:
             header = typed(value, _Header, "manifest")

@@ -3,8 +3,6 @@
 Counts are exact and every step is one float32 operation, so a token's logit does not depend on how it was drafted.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ class Marked:
     ids: IntArray
     numbers: FloatArray
 
-    def among(self, ids: IntArray | None) -> Marked:
+    def among(self, ids: IntArray | None) -> "Marked":
         """Return the same marks in a row whose elements have these `ids`, ascending; None: its indices."""
         if ids is None or not len(self.ids):
             return self
@@ -43,7 +41,7 @@ class Marked:
         return Marked(places[inside], self.numbers[inside])
 
     @classmethod
-    def of(cls, numbers: Mapping[int, float] | Bias = ()) -> Marked:
+    def of(cls, numbers: Mapping[int, float] | Bias = ()) -> "Marked":
         pairs = sorted(dict(numbers).items())
         return cls(np.array([id for id, _ in pairs], np.int64), np.array([each for _, each in pairs], np.float32))
 

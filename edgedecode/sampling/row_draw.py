@@ -4,8 +4,6 @@ A helper must return the same token for the same row, options and key, with bit-
 using one never changes a text.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -71,7 +69,7 @@ class RowDraw(Protocol):
         ...
 
     def draw(
-        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
+        self, row: FloatArray, options: "SamplingOptions", *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
         """Return the id sampled with the noise of `key`: the first arrival among the weights that the options keep.
 
@@ -129,7 +127,7 @@ class NumpyRowDraw:
         return ids[np.argsort(-row[ids], kind="stable")]
 
     def draw(
-        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
+        self, row: FloatArray, options: "SamplingOptions", *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
         row = options.penalised(row, seen, ids=ids)
         if options.greedy:
@@ -142,7 +140,7 @@ class NumpyRowDraw:
 
 
 def weighted(
-    logits: FloatArray, options: SamplingOptions, *, coin: float, bits: float | None = None
+    logits: FloatArray, options: "SamplingOptions", *, coin: float, bits: float | None = None
 ) -> tuple[IntArray | None, FloatArray]:
     """Return the indices to sample from, ascending (None: all), and their weights, float32, positive, not normalised.
 

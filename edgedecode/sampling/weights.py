@@ -4,8 +4,6 @@ To add an option, add a function (`penalties`, `truncations`) and a field here; 
 Options that the native helper does not support are processed in numpy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -321,7 +319,7 @@ class SamplingOptions:
             if option.least is not None:
                 yield option.least, getattr(self, name)
 
-    def for_vocabulary(self, size: int, find: Callable[[str], Collection[int]]) -> SamplingOptions:
+    def for_vocabulary(self, size: int, find: Callable[[str], Collection[int]]) -> "SamplingOptions":
         """Return options whose sequence breakers are ids. find: returns the ids of the tokens that contain a text.
 
         Raises InputError if a bias is for an id outside a vocabulary of this size, or no token contains a breaker.
@@ -337,13 +335,13 @@ class SamplingOptions:
     def as_dict(self) -> dict[str, float]:
         return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}
 
-    def unpenalised(self) -> SamplingOptions:
+    def unpenalised(self) -> "SamplingOptions":
         """Return options for rows that have the biases and penalties already."""
         off = {name: option.off for name, option in self.active.items() if option.penalise}
         changes: dict[str, Any] = {**off, "dry_multiplier": 0.0, "logit_bias": ()}
         return replace(self, **changes)
 
-    def ranking(self, count: int) -> SamplingOptions:
+    def ranking(self, count: int) -> "SamplingOptions":
         """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
         off = {name: option.off for name, option in self.active.items() if option.keeps or option.least}
         changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count, "mirostat": 0}

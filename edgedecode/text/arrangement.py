@@ -5,8 +5,6 @@ marks in place of the contents, once for each sequence of roles, and behind cont
 part of a content that a template strips on purpose, such as the reasoning in earlier answers, is no loss.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,12 +37,12 @@ class Sent:
     content: str
     thought: str = ""
 
-    def joined(self, other: Sent) -> Sent:
+    def joined(self, other: "Sent") -> "Sent":
         """Return a message of this role with both texts."""
         texts = ((self.content, other.content), (self.thought, other.thought))
         return Sent(self.role, *("\n\n".join(filter(None, each)) for each in texts))
 
-    def changed(self, change: Callable[[str], str]) -> Sent:
+    def changed(self, change: Callable[[str], str]) -> "Sent":
         """Return a message with its texts changed."""
         return Sent(self.role, change(self.content), change(self.thought))
 

@@ -5,8 +5,6 @@ Unicode's private area. Whatever the template does with the message (trim, split
 it. The rendered text then has two forms: as it reads, and shielded, in which only the template's tokens are found.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ class Rendered(str):
 
     shielded: str
 
-    def __new__(cls, text: str, shielded: str) -> Rendered:
+    def __new__(cls, text: str, shielded: str) -> "Rendered":
         self = super().__new__(cls, text)
         self.shielded = shielded
         return self

@@ -1,7 +1,5 @@
 """A model's tokenizer: text to ids and back, and comparison of two tokenizers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -82,7 +80,7 @@ class Tokenizer:
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
 
     @classmethod
-    def from_file(cls, path: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:
+    def from_file(cls, path: Path, *, chat_template: ChatTemplate | None = None) -> "Tokenizer":
         """Read a `tokenizer.json`. Raises `ManifestError` if it is missing or invalid."""
         if not path.is_file():
             raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
@@ -226,7 +224,7 @@ class Tokenizer:
             self._digest = hashlib.sha256(identity.encode()).hexdigest()
         return self._digest
 
-    def first_difference(self, other: Tokenizer) -> str | None:
+    def first_difference(self, other: "Tokenizer") -> str | None:
         """Describe the first difference of two tokenizers, for an error message; None if they give the same ids."""
         if self.digest == other.digest:
             return None

@@ -1,7 +1,5 @@
 """The format of a bundle: `bundle.json`, which contains everything an app needs, and SHA256SUMS over every file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -146,7 +144,7 @@ class Bundle:
     """Native libraries that the project has to fetch itself, because their licence forbids passing them on."""
 
     @classmethod
-    def load(cls, root: Path) -> Bundle:
+    def load(cls, root: Path) -> "Bundle":
         """Read the bundle at `root`. Raises ManifestError with one line."""
         path = root / BUNDLE_NAME
         try:
@@ -167,7 +165,7 @@ class Bundle:
         return cls.from_json(value)
 
     @classmethod
-    def from_json(cls, value: JsonValue) -> Bundle:
+    def from_json(cls, value: JsonValue) -> "Bundle":
         """Check a parsed description. Raises ManifestError naming the field."""
         try:
             header = typed(value, _Header, "bundle")

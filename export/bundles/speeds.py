@@ -1,7 +1,5 @@
 """What a device's passes cost, and the draft length that follows from them and from recorded rounds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +40,7 @@ class Speeds:
         share = (rows - below) / (above - below)
         return self.passes[below] * (1 - share) + self.passes[above] * share
 
-    def padded(self, widths: Sequence[int]) -> Speeds:
+    def padded(self, widths: Sequence[int]) -> "Speeds":
         """Return the speeds where passes are padded to the next of these widths; empty: they are not."""
         if not widths:
             return self

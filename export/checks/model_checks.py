@@ -3,8 +3,6 @@
 Also checks variant graphs: adapters' deltas, and the loss of an 8-bit KV cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -72,7 +70,7 @@ class CheckTexts:
     @classmethod
     def of(
         cls, tokenizer: Tokenizer, *, template: ChatTemplate | None, ends: Collection[int], context: int
-    ) -> CheckTexts:
+    ) -> "CheckTexts":
         """Encode the fixed texts; prompts use the chat template if there is one that accepts them."""
         tokens = tokenizer.encode(_TEXT) or [0]
         prompts = [tokenizer.encode(_rendered(template, prompt))[: context // 2] or [0] for prompt in _PROMPTS]

@@ -4,8 +4,6 @@ The text is run in one pass, in pieces, after a crop, as a tree and as 16 branch
 over text and tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class ParityText:
     tree: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokens: Sequence[int], *, length: int) -> ParityText:
+    def of(cls, tokens: Sequence[int], *, length: int) -> "ParityText":
         """Take `length` tokens, repeated if there are fewer, and tree tokens from the same text."""
         text = tuple(tokens[index % len(tokens)] for index in range(length))
         return cls(text, tuple(text[(3 * node + 1) % length] for node in range(len(_NODES))))

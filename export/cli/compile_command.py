@@ -1,7 +1,5 @@
 """The verb `compile`. Heavy modules are imported only when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -106,7 +104,7 @@ def _read(arguments: Namespace) -> CompileRequest:
     return CompileRequest.of(arguments.device, socs=arguments.soc, widths=widths, slots=arguments.context)
 
 
-def _compile(pack: Path, request: CompileRequest) -> Report:
+def _compile(pack: Path, request: CompileRequest) -> "Report":
     from ..npu.compile_pack import compile_pack
     from .display import live_stages
 

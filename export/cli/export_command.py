@@ -1,7 +1,5 @@
 """The verb `export`: arguments and output. Heavy modules are imported only when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +65,7 @@ class ExportCommand:
         return 0
 
 
-def _make(arguments: Namespace) -> Report:
+def _make(arguments: Namespace) -> "Report":
     """Make a pack, or check with --dry-run whether it can be made."""
     from ..frameworks import require_frameworks
 
@@ -110,7 +108,7 @@ def _make(arguments: Namespace) -> Report:
     return report
 
 
-def _dry_run(request: PairRequest, out: Path | None) -> Report:
+def _dry_run(request: "PairRequest", out: Path | None) -> "Report":
     from ..pair_export import check_pair
 
     plan = check_pair(request, out=out)

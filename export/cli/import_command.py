@@ -1,7 +1,5 @@
 """The verb `import`: arguments and output. Heavy modules are imported only when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +62,7 @@ def _check_ways(arguments: Namespace) -> None:
         arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
 
 
-def _imported(arguments: Namespace, stages: Stages) -> Manifest:
+def _imported(arguments: Namespace, stages: "Stages") -> "Manifest":
     from edgedecode.library.find import find_file
 
     from ..imports.imported_pack import ImportRequest

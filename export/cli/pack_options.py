@@ -1,7 +1,5 @@
 """Options of `export` for a pack's contents: weight storage, graphs, GGUF files and adapters."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +70,7 @@ def add_recipe(parser: ArgumentParser) -> None:
     )
 
 
-def read_recipe(arguments: Namespace) -> Recipe:
+def read_recipe(arguments: Namespace) -> "Recipe":
     """Return the export's recipe; exit with a usage error if options contradict each other."""
     from ..graph.quantize import Scheme
     from ..graph.recipe import Recipe

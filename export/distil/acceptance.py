@@ -1,7 +1,5 @@
 """How far drafts agree with the target on texts that were held out, and what that promises."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
@@ -36,7 +34,7 @@ class Acceptance:
         """Return the tokens of a round with drafts of this length: those accepted, and the target's own."""
         return 1 + sum(self.reached[:draft]) / max(1, self.begun)
 
-    def add(self, other: Acceptance) -> None:
+    def add(self, other: "Acceptance") -> None:
         self.begun += other.begun
         self.reached = [one + more for one, more in zip(self.reached, other.reached, strict=True)]
 
@@ -83,7 +81,7 @@ class Trend:
     slope: float
 
     @classmethod
-    def of(cls, measured: Sequence[tuple[int, float]]) -> Trend | None:
+    def of(cls, measured: Sequence[tuple[int, float]]) -> "Trend | None":
         """Return the trend of (tokens read, tokens of a round); None for fewer than three."""
         if len(measured) < 3:
             return None

@@ -3,8 +3,6 @@
 Everything is measured in a copy: whatever stops the work, the pack is the old one or, at the end, the new one.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +30,7 @@ class Gain:
     error: float
 
     @classmethod
-    def of(cls, before: Sequence[float], after: Sequence[float]) -> Gain:
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> "Gain":
         """before, after: the same texts' values."""
         differences = [later - earlier for earlier, later in zip(before, after, strict=True)]
         count = len(differences)

@@ -3,8 +3,6 @@
 Sources: EAGLE-3 (2503.01840) for the head and its unrolled steps; FastDraft (2411.11055) for text of the target's.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +122,7 @@ class Distillation:
         self._started = monotonic()
         self._lock = self._begin()
 
-    def __enter__(self) -> Distillation:
+    def __enter__(self) -> "Distillation":
         return self
 
     def __exit__(self, *exception: object) -> None:

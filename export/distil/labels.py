@@ -3,8 +3,6 @@
 Both are computed by the weights that will run, so that a head learns what it will see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Labels:
     width: int
 
     @classmethod
-    def open(cls, path: Path, texts: Sequence[Text], *, width: int) -> Labels:
+    def open(cls, path: Path, texts: Sequence[Text], *, width: int) -> "Labels":
         return cls(path, texts, [0, *accumulate(len(text.tokens) for text in texts)], width)
 
     def of(self, index: int) -> np.ndarray:

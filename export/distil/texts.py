@@ -1,7 +1,5 @@
 """The texts that a head learns from: prompts, and what the target answers, greedy and at 0.8 in turns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -60,7 +58,7 @@ class Lengths:
         return self.answer + self.prompt
 
     @classmethod
-    def of(cls, pair: Pair) -> Lengths:
+    def of(cls, pair: Pair) -> "Lengths":
         context = min(CONTEXT, pair.target.card.context)
         answer = context * MOST_ANSWER // CONTEXT
         return cls(answer, context - answer)

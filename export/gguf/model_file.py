@@ -1,7 +1,5 @@
 """Writes a model as a GGUF file, or as a plan from which the file is built on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -57,7 +55,7 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
     _specials(inner, request, source)
 
 
-def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
+def check_gguf_network(source: Source, network: "PreTrainedModel") -> Rotation:
     """Return the network's RoPE parameters. Raises ExportError if llama.cpp would compute the network differently."""
     layout = ARCHITECTURES[source.shape.architecture]
     rotation = read_rotation(network, layout)
@@ -72,7 +70,7 @@ class GgufFile:
     """
 
     def __init__(
-        self, request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
+        self, request: GgufRequest, source: Source, network: "PreTrainedModel", *, windows: Windows, stored: StoredRows
     ) -> None:
         import gguf
 

@@ -4,8 +4,6 @@ The export puts this small JSON file into the pack, so that the GGUF file can be
 checkpoint or a training framework. The vocabulary is left out, because it is read from the pack's tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,7 +133,7 @@ class GgufPlan:
         return json.dumps({"version": VERSION, **value}, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
-    def load(cls, path: Path) -> GgufPlan:
+    def load(cls, path: Path) -> "GgufPlan":
         """Read a plan. Raises ManifestError that names the fault."""
         try:
             value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
@@ -169,7 +167,7 @@ def vectors_in(weights: Weights, file: Path) -> Vectors:
     return {each.offset: content[each.offset : each.offset + each.spec.nbytes].tobytes() for each in found}
 
 
-def make_plan(writer: GGUFWriter, tensors: Sequence[Tensor], *, rows: int, vectors: Vectors) -> GgufPlan:
+def make_plan(writer: "GGUFWriter", tensors: Sequence[Tensor], *, rows: int, vectors: Vectors) -> GgufPlan:
     """Return the plan for these keys and tensors. Raises ExportError for matrices that are not stored in blocks."""
     (written,) = writer.kv_data
     keys = {

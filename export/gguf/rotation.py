@@ -1,7 +1,5 @@
 """A network's RoPE in llama.cpp's terms, derived from its actual frequencies, not from names in its configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -41,7 +39,7 @@ class Rotation:
     window_base: float | None = None
 
 
-def read_rotation(network: PreTrainedModel, layout: Architecture) -> Rotation:
+def read_rotation(network: "PreTrainedModel", layout: Architecture) -> Rotation:
     """Read the parameters from the network's rotary module. Raises ExportError if the layout does not support them."""
     parameters: Mapping[str, Any] = network.config.rope_parameters or {}
     if FULL in parameters or SLIDING in parameters:
@@ -50,7 +48,7 @@ def read_rotation(network: PreTrainedModel, layout: Architecture) -> Rotation:
     return _rotation(parameters, rotary.inv_freq.numpy(), strength=rotary.attention_scaling, layout=layout)
 
 
-def _by_layer_type(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Architecture) -> Rotation:
+def _by_layer_type(network: "PreTrainedModel", parameters: Mapping[str, Any], layout: Architecture) -> Rotation:
     """Read Gemma 3's parameters. llama.cpp supports a separate base for windowed layers, but no scaling of them."""
     rotary: Any = network.model.rotary_emb
     found = {

@@ -1,7 +1,5 @@
 """Checks that llama.cpp gives the same ids as the tokenizer, on texts of many kinds."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class Reading:
         return {"gguf_texts": float(self.texts), "gguf_texts_differing": float(self.differing)} if self.texts else {}
 
 
-def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, whole: bool = False) -> Reading:
+def check_reading(file: Path, inner: "tokenizers.Tokenizer", vocabulary: Vocabulary, *, whole: bool = False) -> Reading:
     """Compare llama.cpp's ids of many texts with the tokenizer's; `whole` as in `engine_tokens`.
 
     Raises ExportError if a text without special tokens differs. Without llama-cpp-python, returns only a note.
@@ -75,7 +73,7 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     return Reading(2 * len(plain) + len(marked), len(found), (note + found[0],) if found else ())
 
 
-def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str) -> Reading:
+def compare_reading(file: Path, inner: "tokenizers.Tokenizer", *, normal_form: str) -> Reading:
     """Load a file with llama.cpp and compare its ids of plain texts with a tokenizer's; differences become a note.
 
     Raises ExportError if llama.cpp cannot load the file or crashes. Needs llama-cpp-python.
@@ -87,7 +85,7 @@ def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str
 
 
 def _differing(
-    inner: tokenizers.Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
+    inner: "tokenizers.Tokenizer", texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
 ) -> list[str]:
     """Describe each text that the two tokenize differently, with the first ids of both."""
     found = []

@@ -3,8 +3,6 @@
 Reading a view loads its pages; `release` drops them, so resident memory does not grow with the model's size.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +80,7 @@ class Checkpoint:
                 self._views[name] = view
 
     @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
+    def tensors(self) -> "Mapping[str, torch.Tensor]":
         return self._views
 
     def release(self) -> None:
@@ -95,7 +93,7 @@ class Checkpoint:
         self._views.clear()
         self._maps.clear()  # an mmap closes when its last view is freed
 
-    def _open(self, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    def _open(self, path: Path) -> "Iterator[tuple[str, torch.Tensor]]":
         import torch
 
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

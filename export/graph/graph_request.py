@@ -1,7 +1,5 @@
 """Which graphs are built over a model's weights file, and their context length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError, InputError
@@ -26,7 +24,7 @@ class GraphRequest:
     lora_rank: int = DEFAULT_RANK
 
     @classmethod
-    def of(cls, graphs: str, *, lora_rank: int | None = None) -> GraphRequest:
+    def of(cls, graphs: str, *, lora_rank: int | None = None) -> "GraphRequest":
         """Parse a comma-separated list. The base graph is always included. Raises InputError."""
         asked = {name.strip() for name in graphs.split(",") if name.strip()}
         if unknown := sorted(asked - {*GRAPHS}):

@@ -1,7 +1,5 @@
 """How a model's weights are stored: quantization schemes for projections, head and embedding."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -59,7 +57,7 @@ class Recipe:
         """The name if bits and block size do not describe the recipe fully, else an empty string."""
         return self.name if self.raised is not None or self.calibrated else ""
 
-    def of(self, shape: Shape) -> Recipe:
+    def of(self, shape: Shape) -> "Recipe":
         """Return the recipe for a model of this shape.
 
         Raised are query, key and value, and the first and last layer: a guess, for want of a text to measure on.

@@ -3,8 +3,6 @@
 All layouts become this one, so that the same head gives the same bytes whatever it came from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -120,7 +118,7 @@ class HeadTensor:
         return self.read()[:rows] if self.read_first is None else self.read_first(rows)
 
     @classmethod
-    def of(cls, values: FloatArray) -> HeadTensor:
+    def of(cls, values: FloatArray) -> "HeadTensor":
         """Return a tensor of float32 values."""
         return cls(values.shape, lambda: values)
 

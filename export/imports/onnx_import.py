@@ -1,7 +1,5 @@
 """Imports folders with ONNX graphs as a pack: checks first, then each model, then the manifest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +49,7 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
 
 def _job(
     role: str, source: OnnxSource, *, request: ImportRequest, template: ChatTemplate | None, generation: Generation
-) -> ImportJob:
+) -> "ImportJob":
     check_operators(source)
     context, notes = context_limit(source)
     if context < LEAST_CONTEXT:

@@ -1,7 +1,5 @@
 """What to compile: for which chips, which widths, and how many past positions."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -60,7 +58,7 @@ class CompileRequest:
     @classmethod
     def of(
         cls, device: str, *, socs: str | None, widths: str = DEFAULT_WIDTHS, slots: int | None = None
-    ) -> CompileRequest:
+    ) -> "CompileRequest":
         """Parse the command line's values. Raises InputError."""
         if device not in DEVICES:
             raise InputError(f"--device {device}: graphs can be compiled for {', '.join(DEVICES)}")

@@ -1,7 +1,5 @@
 """The target's answers that a trim counts and measures on, each with the tokens that are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -27,7 +25,7 @@ class AnsweredText(ScoredText):
     ended: bool = False
     """Whether the answer ended by itself; if it was cut, its last token would not have been drafted."""
 
-    def cut(self, length: int) -> AnsweredText:
+    def cut(self, length: int) -> "AnsweredText":
         """Return the text cut to at most `length` tokens."""
         if len(self.tokens) <= length:
             return self

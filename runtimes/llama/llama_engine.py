@@ -3,8 +3,6 @@
 Callers check every condition on which the native code would abort.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -80,7 +78,7 @@ class Engine:
         except (OSError, RuntimeError):
             return self.api._lib  # a build as a single library
 
-    def load(self, path: Path, loading: Loading) -> Weights:
+    def load(self, path: Path, loading: Loading) -> "Weights":
         """Load the weights at `path`. Raises ManifestError with the engine's reason, CapabilityError for a device."""
         options, offload = self.api.llama_model_default_params(), loading.offload
         chosen = [device_address(self._ggml(), offload.device)] if offload.device else []
@@ -98,7 +96,7 @@ class Engine:
             )
         return Weights(self, native, offloaded=bool(chosen))
 
-    def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
+    def context(self, weights: "Weights", plan: ContextPlan) -> Untyped:
         """Create a native context. Raises RuntimeUnavailable with the engine's own reason."""
         options = self.api.llama_context_default_params()
         options.n_ctx = plan.cells

@@ -4,8 +4,6 @@ The library has one log per process, so this log belongs to the library, not to 
 since two threads may create contexts at once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import re
@@ -33,7 +31,7 @@ class Log:
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     @classmethod
-    def of(cls, api: Untyped) -> Log:
+    def of(cls, api: Untyped) -> "Log":
         """Return the library's log. It is stored on the library, which calls it for the rest of the process."""
         if not hasattr(api, "edgedecode_log"):
             api.edgedecode_log = cls(api)

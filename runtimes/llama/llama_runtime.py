@@ -1,7 +1,5 @@
 """The llama.cpp engine as a `Runtime`: list its device and open a pack's GGUF files."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -156,7 +154,7 @@ class LlamaRuntime:
         )
         return ModelFootprint(card, (CODE, weights), holders, read_buffer_nbytes(header, loading))
 
-    def _find(self, request: ModelRequest) -> _Found:
+    def _find(self, request: ModelRequest) -> "_Found":
         """Find the model's file, building it if needed, and return the facts known before loading."""
         entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
         offload = parse_offload(request.provider)
@@ -178,7 +176,7 @@ class LlamaRuntime:
         )
         return _Found(path, entry, header, card, offload)
 
-    def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
+    def _fitting(self, found: "_Found", budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
         """Return how weights are loaded, and their memory: read instead of mapped, with a notice, to fit the budget."""
         loading = replace(self._loading(needs), offload=found.offload)
         weights = found.weights(loading)

@@ -3,8 +3,6 @@
 Plans are upper bounds. Figures next to constants were measured with onnxruntime 1.31 on x86-64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -96,7 +94,7 @@ class Footprint:
         return max(1, min(self.rows_per_pass, (isqrt(total * total + 4 * floats) - total) // 2))
 
 
-def code_holders(provider: Provider) -> tuple[Holder, ...]:
+def code_holders(provider: "Provider") -> tuple[Holder, ...]:
     """Return the pages of the engine, and of a provider's library and driver."""
     driver = provider.driver_nbytes()
     return Holder("engine code", ENGINE_NBYTES), *([Holder(f"driver:{provider.name}", driver)] if driver else [])
@@ -186,7 +184,7 @@ def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
     return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)
 
 
-def planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) -> Footprint:
+def planned(entry: ModelEntry, graph: Graph, path: Path, served: "Served | None") -> Footprint:
     """Return the model's memory plan, with our kernels or the engine's."""
     adapters = "lora" in graph.capabilities
     data = _graph_bytes(path) if served is None else served.rewritten.data

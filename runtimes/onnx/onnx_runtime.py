@@ -1,7 +1,5 @@
 """The ONNX Runtime engine as a `Runtime`: list its devices and open a pack's models."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -214,14 +212,14 @@ class OnnxRuntime:
             holders = partial(holders, more=(head_features(request.root / found.graph.file),))
         return ModelFootprint(found.card, (*loaded, buffers), holders)
 
-    def _kept_choice(self, found: _Found) -> Path | None:
+    def _kept_choice(self, found: "_Found") -> Path | None:
         """Return the cache file with the fastest number of threads; None if it cannot be cached."""
         if found.served is None:
             return None
         build = str(found.served.library.path.stat().st_mtime_ns)
         return kept_choice([found.served.digest, found.graph.file, str(self.engine_version()), build])
 
-    def _find(self, request: ModelRequest) -> _Found:
+    def _find(self, request: ModelRequest) -> "_Found":
         """Choose the provider and the graph, and plan the model."""
         entry, root, name = request.entry, request.root, request.name
         provider = choose_provider(request.provider)
@@ -277,7 +275,7 @@ class _Found(NamedTuple):
     served: Served | None
     footprint: Footprint
     card: ModelCard
-    static: tuple[StaticGraph, ...] = ()
+    static: "tuple[StaticGraph, ...]" = ()
     """The graphs of each width, if they are static."""
 
     @property

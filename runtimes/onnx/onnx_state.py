@@ -1,7 +1,5 @@
 """One sequence's keys and values, and the engine binding over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -68,7 +66,7 @@ def cache_shape(entry: ModelEntry, capacity: int, *, tiled: bool) -> KvShape:
 class TreeState(SessionState):
     """A state whose slots 0 to length are settled; the next `pending` slots hold pending rows in arrival order."""
 
-    tree: Ancestors | None = None
+    tree: "Ancestors | None" = None
     """The tree of the pending rows; None: a chain."""
 
     def keep(self, path: Sequence[int]) -> None:
@@ -135,7 +133,7 @@ class OnnxState(TreeState):
         self.bound_chain = False
         self.bound_parents: object = None
 
-    def keep_features(self) -> FeatureRows:
+    def keep_features(self) -> "FeatureRows":
         with self._busy:
             if self.features is None:
                 assert self.make_features is not None

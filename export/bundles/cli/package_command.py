@@ -1,7 +1,5 @@
 """The verb `package`. Heavy modules are imported only when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +78,7 @@ def _read(arguments: Namespace) -> PackageRequest:
     )
 
 
-def _show(out: Path, bundle: Bundle) -> None:
+def _show(out: Path, bundle: "Bundle") -> None:
     plan = bundle.plan
     device = plan.device or f"a device of {format_nbytes(plan.memory_nbytes)}"
     print(
@@ -95,7 +93,7 @@ def _show(out: Path, bundle: Bundle) -> None:
     print(f"Next: `edgedecode lint {quote(str(out))}`, `edgedecode selftest {quote(str(out))}`, then install.sh in it")
 
 
-def _drafting(bundle: Bundle) -> str:
+def _drafting(bundle: "Bundle") -> str:
     plan = bundle.plan
     speed = "" if plan.tokens_per_second is None else f", {plan.tokens_per_second:.0f} tokens/s"
     basis = f" ({plan.profile})"

@@ -1,7 +1,5 @@
 """The verb `selftest`. Heavy modules are imported only when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +43,7 @@ class SelftestCommand:
         return 0 if passed else 1
 
 
-def _show(result: LaneResult) -> None:
+def _show(result: "LaneResult") -> None:
     if not result.ran:
         print(f"{result.lane}: not run: {result.reason}")
         return

@@ -4,8 +4,6 @@ The variable is auto (the best for this processor), the name of an instruction s
 build and processor, so that native code that crashes does not end a chat.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,7 +169,7 @@ def try_library(path: str) -> None:
     library.choose("auto")  # rather than the last one tested
 
 
-def _try(path: Path) -> ChildReply:
+def _try(path: Path) -> "ChildReply":
     from edgedecode.engines.child import ChildReply, ask_child, child_command
 
     command = child_command(f"{__name__}:{try_library.__name__}")
