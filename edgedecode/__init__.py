@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
     from edgedecode.sessions.session import Session
+    from edgedecode.structured.given import Candidate, Checked, TokenSet
     from edgedecode.text.messages import Message
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BudgetExceeded",
+    "Candidate",
     "CapabilityError",
+    "Checked",
     "Chunk",
     "Completion",
     "ContextExceeded",
@@ -60,6 +63,7 @@ __all__ = [
     "Stats",
     "SwitchOptions",
     "TokenLogprob",
+    "TokenSet",
     "TurnsDropped",
     "WhenFull",
     "decode",
@@ -89,6 +93,7 @@ _MODULES = {
     "sampling.log_probabilities": ("TokenLogprob",),
     "sampling.weights": ("SamplingOptions",),
     "sessions.session": ("Session",),
+    "structured.given": ("Candidate", "Checked", "TokenSet"),
     "decoding.stats": ("FinishReason", "Stats"),
     "decoding.drafts": ("Draft",),
     "decoding.verify": ("Rule",),

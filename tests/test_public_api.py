@@ -10,8 +10,17 @@ import edgedecode
 
 # Adding or removing a name here needs a line in CHANGELOG.md.
 PUBLIC_API = [
-    *("BudgetExceeded", "CapabilityError", "Chunk", "Completion", "ContextExceeded", "DecodeSetting", "Draft"),
-    *("EdgeDecodeError", "ExportError", "FinishReason", "IncompatiblePair", "InputError", "LoadOptions"),
+    *("BudgetExceeded", "Candidate", "CapabilityError", "Checked", "Chunk", "Completion", "ContextExceeded"),
+    *(
+        "DecodeSetting",
+        "Draft",
+        "EdgeDecodeError",
+        "ExportError",
+        "FinishReason",
+        "IncompatiblePair",
+        "InputError",
+        "LoadOptions",
+    ),
     *("ManifestError", "Message", "Pair", "Rule", "RuntimeUnavailable", "SamplingOptions", "Session"),
     *(
         "SessionDetails",
@@ -19,6 +28,7 @@ PUBLIC_API = [
         "Stats",
         "SwitchOptions",
         "TokenLogprob",
+        "TokenSet",
         "TurnsDropped",
         "WhenFull",
         "decode",

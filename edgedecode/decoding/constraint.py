@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from edgedecode.arrays import FloatArray
+from edgedecode.errors import CapabilityError
+from edgedecode.sampling.counter_rng import first_arrivals
+from edgedecode.sampling.sampler import Sampler
 
 from .drafts import EMPTY_DRAFT, FORCED, Draft
 
 MOST_FORCED = 16
 """Most forced tokens of a round."""
+_FIRST_RANKED = 32
+"""Tokens that are ordered at first; all of a large vocabulary take milliseconds."""
 
 
 class Constraint(Protocol):
@@ -21,11 +28,14 @@ class Constraint(Protocol):
         """Return how many of these tokens may come next, counted from the first."""
 
     def masked(self, row: FloatArray, path: Sequence[int]) -> FloatArray:
-        """Return a copy of a row of logits with -inf for each token that may not come after `path`.
+        """Return a row of logits with -inf for each token that may not come after `path`; never change the given one.
 
         path: the tokens of the running round before this row; in one round each path begins with the previous one.
         Raises CapabilityError if no token may come next.
         """
+
+    def accepts(self, token: int, path: Sequence[int]) -> bool:
+        """Return whether a token that was drawn from the masked row may come after `path`, as for `masked`."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the tokens that a round emitted."""
@@ -43,3 +53,25 @@ def allowed_draft(constraint: Constraint, draft: Draft) -> Draft:
     if not len(draft) or draft.parents is not None:
         return EMPTY_DRAFT
     return draft.cut(constraint.allows(draft.tokens))
+
+
+def next_accepted(
+    constraint: Constraint, sampler: Sampler, row: FloatArray, path: Sequence[int], *, key: int, refused: int
+) -> int:
+    """Return the next token in the order of the noise that the constraint accepts; `refused` was the first.
+
+    Gumbel noise orders tokens as drawn without replacement, so the result is a draw from the accepted ones. If none of
+    those is accepted that the sampler leaves, they are masked and the rest is processed again.
+    Raises CapabilityError if no token is accepted.
+    """
+    row, asked = row[: sampler.vocabulary_size].copy(), {refused}
+    while (row > -np.inf).any():
+        probs = sampler.probs(row, path, key=key)
+        ids, p = probs.ids[probs.p > 0], probs.p[probs.p > 0]
+        for count in (min(_FIRST_RANKED, len(ids)), len(ids)):
+            for token in ids[first_arrivals(key, ids, p, count=count)].tolist():
+                if token not in asked and constraint.accepts(token, path):
+                    return int(token)
+                asked.add(token)
+        row[ids] = -np.inf
+    raise CapabilityError("the constraint allows no further token of this model's vocabulary")

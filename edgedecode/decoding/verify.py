@@ -69,7 +69,13 @@ class TargetRows:
 
     def draw(self, node: int, path: Sequence[int], rng: NoiseSource) -> int:
         """Sample the token after draft node `node`, reached by `path`, with the noise of the current position."""
-        return self._sampler.draw(self._row(node, path), path, key=rng.take())
+        row, key = self._row(node, path), rng.take()
+        token = self._sampler.draw(row, path, key=key)
+        if self._constraint is None or self._constraint.accepts(token, path):
+            return token
+        from .constraint import next_accepted
+
+        return next_accepted(self._constraint, self._sampler, row, path, key=key, refused=token)
 
     def _row(self, node: int, path: Sequence[int]) -> FloatArray:
         row: FloatArray = self.logits[node + 1]

@@ -30,15 +30,21 @@ class Sample(NamedTuple):
 
 
 def new_samples(
-    shared: Resources, options: SessionOptions, seeds: Iterable[int], *, stop: Sequence[str], top: int | None
+    shared: Resources,
+    options: SessionOptions,
+    seeds: Iterable[int],
+    *,
+    stop: Sequence[str],
+    top: int | None,
+    constraint: Callable[[], Constraint | None],
 ) -> list[Sample]:
-    """Return the answers with these seeds. Raises as `Reply.begin`, and BudgetExceeded."""
+    """Return the answers with these seeds. constraint: makes one for an answer. Raises as it, and as `Reply.begin`."""
     return [
         Sample(
             Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=options),
             Stats(mode="samples", seed=each % _SEEDS, planned_nbytes=shared.budget.used_nbytes),
             Noise(each % _SEEDS),
-            shared.constraint(options.grammar),
+            constraint(),
         )
         for each in seeds
     ]

@@ -24,6 +24,7 @@ from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
     from edgedecode.sampling.log_probabilities import TokenLogprob
+    from edgedecode.structured.given import Given
 
 
 class Session:
@@ -75,6 +76,7 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        constraint: Given | None = None,
     ) -> Answer:
         """Answer a message, yielding text as it is decoded. prompt: a user's text, or a message of any role.
 
@@ -84,10 +86,11 @@ class Session:
         kept messages. Raises ContextExceeded, before anything changes, if the prompt alone does not fit, or no turn may
         be dropped.
         top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
-        Raises CapabilityError with entropy switching, whose tokens the target does not process.
+        constraint: what the answer's tokens are restricted to, by a set or a function; not with a grammar.
+        Raises CapabilityError with entropy switching, whose tokens the target does not process, for either.
         """
         message = Message("user", prompt) if isinstance(prompt, str) else prompt
-        return self._running.own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs))
+        return self._running.own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs, constraint))
 
     def generate(
         self,
@@ -96,9 +99,12 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        constraint: Given | None = None,
     ) -> Completion:
         """Answer a message, as `stream`, and return the complete reply."""
-        return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top_logprobs))
+        return self.collect(
+            self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top_logprobs, constraint=constraint)
+        )
 
     def complete(
         self,
@@ -107,12 +113,13 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        constraint: Given | None = None,
     ) -> Answer:
         """Continue a text, or token ids, without chat template and transcript. Options as `stream`.
 
         Raises InputError for ids outside the vocabulary.
         """
-        return self._running.own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs))
+        return self._running.own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs, constraint))
 
     def samples(
         self,
@@ -123,6 +130,7 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        constraint: Given | None = None,
     ) -> Samples:
         """Answer a message several times at once. The prompt is processed once, and a pass has a row for each answer.
 
@@ -131,7 +139,8 @@ class Session:
         as `complete`, and so token ids. Raises CapabilityError for engines of chains, switching and the ratio rule.
         """
         asked = Message("user", prompt) if isinstance(prompt, str) and not raw else prompt
-        return self._sampled([asked] * count, max_tokens=max_tokens, stop=stop, top=top_logprobs)
+        most, top = max_tokens, top_logprobs
+        return self._sampled([asked] * count, max_tokens=most, stop=stop, top=top, constraint=constraint)
 
     def completions(
         self,
@@ -155,6 +164,7 @@ class Session:
         max_tokens: int | None,
         stop: Sequence[str] = (),
         top: int | None = None,
+        constraint: Given | None = None,
     ) -> Samples:
         """Return the running answers to these prompts."""
         from edgedecode.sessions.samples import new_samples, sampled  # late: one answer needs none
@@ -167,7 +177,11 @@ class Session:
             self._running.end()
             every = [turns.open(prompt, limit=limit) for prompt in prompts]
             first = self._next_seed()
-            samples = new_samples(shared, self.options, seeds or range(first, first + len(every)), stop=stop, top=top)
+            seeded = seeds or range(first, first + len(every))
+            begin = self._decoding.constraint
+            samples = new_samples(
+                shared, self.options, seeded, stop=stop, top=top, constraint=lambda: begin(constraint)
+            )
             self.stats = samples[0].stats
             setting, rows = self._decoding.setting, self._decoding.rows
             chunks = sampled(shared, turns, every, samples, setting, limit=limit, rows=rows)
@@ -265,15 +279,21 @@ class Session:
         self.close()
 
     def _prepare(
-        self, prompt: Message | str | Sequence[int], max_tokens: int | None, stop: Sequence[str], top: int | None
+        self,
+        prompt: Message | str | Sequence[int],
+        max_tokens: int | None,
+        stop: Sequence[str],
+        top: int | None,
+        given: Given | None,
     ) -> Answer:
         """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
         limit = answer_limit(max_tokens, self._shared.manifest.generation)
         reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
+        constraint = None if given is None else self._decoding.constraint(given)
         self._running.end()
         turn = self._turns.open(prompt, limit=limit)
         self.stats = Stats(seed=self._next_seed())
-        chunks = self._decoding.begin(turn, reply, self.stats, seed=self.seed, limit=limit)
+        chunks = self._decoding.begin(turn, reply, self.stats, seed=self.seed, limit=limit, constraint=constraint)
         return self._running.run(chunks, self.stats)
 
     def _next_seed(self) -> int:

@@ -12,6 +12,7 @@ from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
 from edgedecode.drafters.source import DraftSetting
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, sampling_defaults
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
@@ -26,6 +27,7 @@ from edgedecode.text.transcript import Turn
 
 if TYPE_CHECKING:
     from edgedecode.decoding.constraint import Constraint
+    from edgedecode.structured.given import Given
 
 
 class SessionDecoding:
@@ -44,6 +46,7 @@ class SessionDecoding:
         self._noise, self._draft_noise = Noise(seed), Noise(seed, stream=1)
         self.ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
         self._grammar = shared.constraint(options.grammar)
+        self._constraint: Constraint | None = None  # of the running answer
         self.row_draw, self.rows = shared.row_draw(), most_rows(options, choice)
         with ExitStack() as undo:
             self._scratch = shared.budget.reserve(*sampling_holder(card.vocabulary_size, self.row_draw))
@@ -66,12 +69,39 @@ class SessionDecoding:
         shared.draftings.add(self.drafts)
         finalize(self, self._scratch.release)  # for a session that is garbage-collected without being closed
 
-    def begin(self, turn: Turn, reply: Reply, stats: Stats, *, seed: int, limit: int) -> Generator[Chunk | None]:
-        """Begin an answer with this seed, and return its chunks, as `_chunks` does. No pass runs yet."""
+    def begin(
+        self, turn: Turn, reply: Reply, stats: Stats, *, seed: int, limit: int, constraint: Constraint | None
+    ) -> Generator[Chunk | None]:
+        """Begin an answer with this seed, and return its chunks, as `_chunks` does. No pass runs yet.
+
+        constraint: of this answer alone; None: the session's grammar, if any.
+        """
         self._begin_noise(seed)
         if self._grammar is not None:
             self._grammar.begin()
+        self._constraint = constraint or self._grammar
         return self._chunks(turn, reply, stats, seed=seed, limit=limit)
+
+    def constraint(self, given: Given | None) -> Constraint | None:
+        """Return what restricts one answer; None: as the session's others. Raises InputError and CapabilityError."""
+        shared, details = self._shared, self._options.details
+        if given is None:
+            return shared.constraint(self._options.grammar)
+        from edgedecode.structured.given import CheckConstraint, SetConstraint, TokenSet  # late: few answers have one
+
+        if self._options.grammar is not None:
+            raise InputError(
+                "a grammar already restricts this session's answers: leave out the constraint, or the grammar"
+            )
+        if details.switch is not None:
+            raise CapabilityError("a constraint needs verified tokens: leave out switching")
+        if isinstance(given, TokenSet):
+            return SetConstraint(given.ids, vocabulary_size=shared.target.card.vocabulary_size)
+        if details.rule is Rule.RATIO:
+            raise CapabilityError(
+                "the ratio rule needs the whole distribution, and a check sees drawn tokens only: use the match rule"
+            )
+        return CheckConstraint(given.function, tokenizer=shared.tokenizer, ends=self.ends)
 
     def setting(self, noise: Noise, constraint: Constraint | None) -> DecodeSetting:
         """Return the parts of an answer that decodes without drafts."""
@@ -93,7 +123,7 @@ class SessionDecoding:
             # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
             for close in (release_pages, self._scratch.release, self.turns.close):
                 closing.callback(close)
-            self._grammar = None  # its memory is leased for as long as it exists
+            self._grammar = self._constraint = None  # its memory is leased for as long as it exists
             self.drafts.close()
 
     def _chunks(self, turn: Turn, reply: Reply, stats: Stats, *, seed: int, limit: int) -> Generator[Chunk | None]:
@@ -125,7 +155,7 @@ class SessionDecoding:
         with self.drafts.answering(stats, turns.reading.span.use, turns.reading.prompt) as drafting:
             self._note_memory(stats)
             setting = replace(
-                self.setting(self._noise, self._grammar), drafting=drafting, switching=self.drafts.switching
+                self.setting(self._noise, self._constraint), drafting=drafting, switching=self.drafts.switching
             )
             target, state = shared.target, turns.state
             for verdict in decode(target, state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):

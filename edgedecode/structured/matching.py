@@ -95,6 +95,10 @@ class GuidanceConstraint:
         self._ask(matcher, "unsafe_compute_mask_ptr", bits.ctypes.data, bits.nbytes)
         return bits
 
+    def accepts(self, token: int, path: Sequence[int]) -> bool:
+        """The mask has decided."""
+        return True
+
     def extend(self, tokens: Sequence[int]) -> None:
         self._consume(tokens[self._path :])
         self._path = 0

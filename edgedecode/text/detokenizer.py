@@ -39,6 +39,14 @@ class Detokenizer:
             return self._utf8.decode(b"".join([bytes_of(id) for id in ids if id not in skip]))
         return "".join([self._step(id) for id in ids if id not in self._skip])
 
+    def preview(self, ids: Sequence[int]) -> str:
+        """Return what `push` would, without adding the ids."""
+        utf8, run, started = self._utf8.getstate(), list(self._run), self._started
+        text = self.push(ids)
+        self._utf8.setstate(utf8)
+        self._run, self._started = run, started
+        return text
+
     def flush(self) -> str:
         """Return the rest of the text, without an incomplete character at its end, and start a new one."""
         del self._run[len(self._run) - self._incomplete() :]

@@ -52,6 +52,9 @@ class Steps:
             result[token] = row[token]
         return result
 
+    def accepts(self, token: int, path: Sequence[int]) -> bool:
+        return True
+
     def extend(self, tokens: Sequence[int]) -> None:
         self.last = tokens[-1]
 

@@ -101,6 +101,21 @@ def test_stream_equals_decode(name: str, data: st.DataObject) -> None:
     check(tokenizer, data.draw(st.lists(st.lists(ids, max_size=4), max_size=12)))
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_preview_is_what_a_push_gives_and_changes_nothing(name: str, data: st.DataObject) -> None:
+    tokenizer = built(name)
+    ids = st.lists(st.integers(0, tokenizer.size - 1), max_size=6)
+    first, tried, second = (data.draw(ids) for _ in range(3))
+    plain, previewed = tokenizer.detokenizer(), tokenizer.detokenizer()
+    assert plain.push(first) == previewed.push(first)
+    seen = previewed.preview(tried)
+    assert plain.push(second) + plain.flush() == previewed.push(second) + previewed.flush()
+    plain.push(first)
+    assert seen == plain.push(tried)
+
+
 @pytest.mark.parametrize("folder", REAL_FILES)
 def test_stream_equals_decode_on_hostile_ids(folder: Path) -> None:
     tokenizer, rng = Tokenizer.from_file(folder / "tokenizer.json"), random.Random(7)

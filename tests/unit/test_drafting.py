@@ -256,6 +256,9 @@ class Allows:
     def masked(self, row: FloatArray, path: Sequence[int]) -> FloatArray:
         return row
 
+    def accepts(self, token: int, path: Sequence[int]) -> bool:
+        return True
+
     def extend(self, tokens: Sequence[int]) -> None: ...
 
 
