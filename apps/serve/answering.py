@@ -45,6 +45,8 @@ _NOTE = "Edgedecode-Note"
 _NOT_IN_HEADERS = re.compile(r"[^ -~]")
 _LONGEST_NOTE = 2000
 """Characters that clients and proxies take."""
+_QUIET_SECONDS = 1.0
+"""After which a client is told that its model is being loaded, again and again."""
 
 
 class Answering:
@@ -80,6 +82,54 @@ class Answering:
             asked = await asyncio.to_thread(read, data, SamplingOptions())  # what is wrong is told at once
             if not asked.answers and not asked.keep_seconds:
                 return JsonResponse(form(asked, asked.name).whole([]))
+            reply = form(asked, asked.name)
+            if asked.stream and reply.waits:
+                making = asyncio.create_task(self._made(data, found, read=read, form=form, exact=exact, key=key))
+                return await self._while_loading(making, reply, found.pack)
+        return await self._made(data, found, read=read, form=form, exact=exact, key=key)
+
+    async def _while_loading(self, making: "asyncio.Task[Response]", reply: Reply, name: str) -> Response:
+        """Return the response that is made; a stream that tells how far its model is, if that takes long.
+
+        What then goes wrong has no status, but an event.
+        """
+        stack = AsyncExitStack()
+
+        async def left() -> None:
+            making.cancel()
+            await asyncio.wait({making})
+            response = None if making.cancelled() or making.exception() else making.result()
+            if isinstance(response, EventStream):
+                await response.stack.aclose()
+
+        async def sent() -> AsyncIterator[bytes]:
+            while not making.done():
+                progress = self._models.progress(name)
+                yield reply.waits % (f"loading {name}{progress and ': '}{progress}".encode())
+                await asyncio.wait({making}, timeout=_QUIET_SECONDS)
+            try:
+                response = making.result()
+            except EdgeDecodeError as error:
+                for event in (*reply.fails(cause(error)), *reply.closes(())):
+                    yield reply.encoded(event)
+                yield reply.done
+                return
+            assert isinstance(response, EventStream)
+            async for part in response.events:
+                yield part
+
+        stack.push_async_callback(left)
+        try:
+            await asyncio.wait({making}, timeout=_QUIET_SECONDS)
+        except asyncio.CancelledError:
+            await stack.aclose()
+            raise
+        if making.done():
+            return making.result()
+        found = EventStream(sent(), stack, media_type=reply.media_type, readers=self._readers)
+        return self.noted(reply.asked, found, counts=False)
+
+    async def _made(self, data: bytes, found: ModelName, *, read: Read, form: Form, exact: bool, key: int) -> Response:
         async with AsyncExitStack() as stack:
             asked, service = await stack.enter_async_context(self.asking(data, read, exact=exact))
             asked = replace(asked, key=key)
@@ -87,10 +137,10 @@ class Answering:
             response = await (self._streamed(reply, service, stack) if asked.stream else self._whole(reply, service))
         return self.noted(asked, response)
 
-    def noted(self, asked: Asked, response: Response) -> Response:
+    def noted(self, asked: Asked, response: Response, *, counts: bool = True) -> Response:
         """Return a response with what was not followed."""
         if asked.notes:
-            self._metrics.count_notes(len(asked.notes))
+            self._metrics.count_notes(len(asked.notes) if counts else 0)
             notes = _NOT_IN_HEADERS.sub("?", "; ".join(" ".join(note.split()) for note in asked.notes))
             more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
             response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more

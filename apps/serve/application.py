@@ -29,7 +29,7 @@ from .llama_server.endpoints import ALIASES, LlamaEndpoints, llama_props
 from .llama_server.replies import LlamaReply
 from .metrics import Counting, Metrics
 from .models.one import Models
-from .offered import Health, Listed, ModelList, described_model, memory, props
+from .offered import Health, Listed, ModelList, context_length, described_model, memory, props, unloaded_props
 from .ollama.bodies import read_chat as read_ollama_chat
 from .ollama.bodies import read_generate
 from .ollama.library import LibraryEndpoints
@@ -131,11 +131,17 @@ class _Endpoints:
         return PlainTextResponse(self._metrics.text(self._models), media_type="text/plain; version=0.0.4")
 
     async def props(self, request: Request) -> Response:
-        """Describe a model, which is loaded for it: the one that the query names, or that requests without one get."""
-        found = await self._models.find(request.query_params.get("model", ""), exact=False)
-        async with self._models.using(found) as model:
-            library = {"library": self._models.serves_library}
-            return JsonResponse(llama_props(model.name, model.service) | props(model.name, model.service) | library)
+        """Describe the model that the query names, which is loaded for it, or that requests without one get."""
+        models, name = self._models, request.query_params.get("model", "")
+        found, library = await models.find(name, exact=False), {"library": models.serves_library}
+        if not name and found.pack not in {each.name for each in models.loaded}:
+            listed = await self._listed(found.pack)
+            told = llama_props(listed.name, listed.context, models.places) | unloaded_props(listed)
+            return JsonResponse(told | library)
+        async with models.using(found) as model:
+            service = model.service
+            told = llama_props(model.name, context_length(service), models.places, service)
+            return JsonResponse(told | props(model.name, service) | library)
 
     async def memory(self, _: Request) -> Response:
         models = self._models

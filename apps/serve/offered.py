@@ -63,24 +63,28 @@ class ModelList(Struct):
         return cls("list", data, False, ids[0], ids[-1])
 
 
-def adapter_names(pair: Pair) -> list[str]:
+def adapter_names(manifest: Manifest) -> tuple[str, ...]:
     """Return the names of the target's adapters."""
-    return [name for name in pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
+    return tuple(name for name in manifest.adapters if not name.startswith(DRAFT_ADAPTER))
 
 
-def modes(pair: Pair) -> list[str]:
+def modes(manifest: Manifest) -> tuple[str, ...]:
     """Return the modes that a model's name may have: entropy switching only where the pack is calibrated for it."""
-    switches = "draft" in pair.manifest.models and pair.manifest.switching is not None
-    return [PLAIN, *([SWITCH] if switches else [])]
+    switches = "draft" in manifest.models and manifest.switching is not None
+    return (PLAIN, SWITCH) if switches else (PLAIN,)
 
 
 def model_names(pair: Pair, name: str = "") -> list[str]:
-    """Return the names of the models that `/v1/models` lists: the pack, with each adapter, and in each mode.
+    """Return the names of the models that `/v1/models` lists, as `Listed.names`.
 
     name: the pack's on this server, if it is another one than its own.
     """
-    name = name or pair.manifest.name
-    return [name, *(f"{name}:{each}" for each in adapter_names(pair)), *(f"{name}@{each}" for each in modes(pair))]
+    manifest = pair.manifest
+    return _names(name or manifest.name, adapter_names(manifest), modes(manifest))
+
+
+def _names(name: str, adapters: Sequence[str], modes: Sequence[str]) -> list[str]:
+    return [name, *(f"{name}:{each}" for each in adapters), *(f"{name}@{each}" for each in modes)]
 
 
 def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
@@ -92,9 +96,9 @@ def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
     asked, own = ModelName.parse(name), pair.manifest.name
     if asked.pack not in ("", own):
         return None if strict else ModelName(own)
-    if asked.adapter == _LATEST and _LATEST not in adapter_names(pair) and not strict:
+    if asked.adapter == _LATEST and _LATEST not in adapter_names(pair.manifest) and not strict:
         asked = replace(asked, adapter=None)
-    known = asked.adapter in (None, *adapter_names(pair)) and asked.mode in (None, *modes(pair))
+    known = asked.adapter in (None, *adapter_names(pair.manifest)) and asked.mode in (None, *modes(pair.manifest))
     return replace(asked, pack=own) if known else None
 
 
@@ -117,6 +121,13 @@ class Listed:
     trained: int
     vocabulary: int = 0
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    modes: tuple[str, ...] = (PLAIN,)
+
+    @property
+    def names(self) -> list[str]:
+        """The pack, with each adapter, and in each mode."""
+        return _names(self.name, self.adapters, self.modes)
 
     @property
     def digest(self) -> str:
@@ -151,6 +162,8 @@ def listed_pack(name: str, manifest: Manifest, *, created: int, context: int) ->
         context=min(context, entry.context),
         trained=entry.context,
         aliases=(manifest.name,),
+        adapters=adapter_names(manifest),
+        modes=modes(manifest),
     )
 
 
@@ -199,13 +212,30 @@ def props(name: str, service: Service) -> dict[str, object]:
         "version": edgedecode.__version__,
         "engine": pair.runtime,
         "provider": pair.provider,
-        "adapters": adapter_names(pair),
+        "adapters": adapter_names(pair.manifest),
         "adapter": options.adapter,
-        "modes": modes(pair),
+        "modes": modes(pair.manifest),
         "mode": SWITCH if options.details.switch is not None else "" if pair.drafter_names(options) else PLAIN,
         "context": context_length(service),
         "max_tokens": pair.manifest.generation.max_tokens,
         "sampling": sampling_of(service).as_dict(),
+    }
+
+
+def unloaded_props(listed: Listed) -> dict[str, object]:
+    """Return what `props` tells of a model that is not in memory: it is not loaded for that."""
+    return {
+        "name": listed.name,
+        "version": edgedecode.__version__,
+        "engine": "",
+        "provider": "",
+        "adapters": listed.adapters,
+        "adapter": None,
+        "modes": listed.modes,
+        "mode": "",
+        "context": listed.context,
+        "max_tokens": None,
+        "sampling": {},
     }
 
 

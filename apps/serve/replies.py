@@ -18,6 +18,8 @@ from .requests.asked import Asked
 from .requests.tools import Call
 
 FinishName: TypeAlias = Literal["stop", "length", "tool_calls"]
+COMMENT = b": %b\n\n"
+"""Of server-sent events, which clients leave out."""
 Event: TypeAlias = Mapping[str, object]
 """A part of a streamed reply."""
 
@@ -153,6 +155,8 @@ class CompletionsReply:
     media_type = "text/event-stream"
     done = b"data: [DONE]\n\n"
     """What ends the stream."""
+    waits = COMMENT
+    """What a stream that has not begun says now and then; empty: its form has no place for it."""
 
     def whole(self, answers: Sequence[Answered]) -> ChatCompletion | Completion:
         """Return the reply of a request without `stream`."""

@@ -46,7 +46,7 @@ class EventStream(StreamingResponse):
         self, events: AsyncIterator[bytes], stack: AsyncExitStack, *, media_type: str, readers: Readers
     ) -> None:
         super().__init__(self._read(), media_type=media_type, headers={"Cache-Control": "no-store"})
-        self._events, self._stack, self._readers = events, stack, readers
+        self.events, self.stack, self._readers = events, stack, readers
         self._parts: asyncio.Queue[bytes] = asyncio.Queue()
         """Those that were not sent; an empty one is the last."""
 
@@ -66,7 +66,7 @@ class EventStream(StreamingResponse):
         finally:
             self._making.cancel()
             await asyncio.wait({self._making})
-            await self._stack.aclose()
+            await self.stack.aclose()
             del self._readers.unread[self]
 
     def cut(self) -> None:
@@ -78,8 +78,8 @@ class EventStream(StreamingResponse):
 
     async def _make(self) -> None:
         try:
-            async with self._stack:
-                async for part in self._events:
+            async with self.stack:
+                async for part in self.events:
                     self._parts.put_nowait(part)
                     await asyncio.sleep(0)  # a client that reads has it now, however large it is
                     self._readers.count(self, len(part) + _PART_NBYTES)

@@ -37,7 +37,8 @@ def server(pair: Pair, home: Path, hub: HubServer, made: Callable[..., bytes]) -
 
 
 def names(server: Running) -> list[str]:
-    return [each["name"] for each in json.loads(server.get(TAGS).text)["models"]]
+    every = [each["name"] for each in json.loads(server.get(TAGS).text)["models"]]
+    return [name for name in every if "@" not in name]
 
 
 def pulled(server: Running, name: str, **more: Any) -> list[dict[str, Any]]:

@@ -104,14 +104,19 @@ def server(pair: Pair) -> Iterator[Several]:
 
 def test_models_are_listed_before_they_are_loaded(server: Several) -> None:
     listed = json.loads(server.get("/v1/models").text)["data"]
-    assert {each["id"] for each in listed} == {*NAMES, "demo"}
+    every = {*NAMES, "demo"}
+    names = every | {f"{name}@{mode}" for name in every for mode in ("plain", "switch")}
+    assert {each["id"] for each in listed} == names
     assert all(each["context_length"] == 2048 and each["created"] > 1e9 for each in listed)
     tags = json.loads(server.get(TAGS).text)["models"]
-    assert {each["name"] for each in tags} == {*NAMES, "demo"}
-    assert len({each["digest"] for each in tags}) == 4
+    assert {each["name"] for each in tags} == names
+    assert len({each["digest"] for each in tags}) == 12
     assert {each["details"]["family"] for each in tags} == {"llama"}
     assert server.held == []
     assert server.get("/v1/models/one").status == 200
+    props = json.loads(server.get("/props").text)
+    assert (props["name"] in every, props["modes"], props["library"]) == (True, ["plain", "switch"], True)
+    assert props["default_generation_settings"]["n_ctx"] == 2048
     assert server.answer({"model": "two"}, "/api/show")["model_info"]["general.parameter_count"] > 1e6
     assert server.opened == []
 
@@ -279,7 +284,7 @@ def test_models_stay_as_long_as_ollamas_clients_ask(server: Several) -> None:
 def test_ollamas_client_uses_several(server: Several) -> None:
     ollama = pytest.importorskip("ollama")
     with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
-        assert {each.model for each in client.list().models} == {*NAMES, "demo"}
+        assert {each.model for each in client.list().models} >= {*NAMES, "demo"}
         for name in ("one", "two"):
             reply = client.chat(name, [{"role": "user", "content": "Hi"}], keep_alive="5m", options={"num_predict": 3})
             assert (reply.model, reply.message.content != "") == (name, True)
@@ -305,7 +310,9 @@ def test_the_command_serves_the_models_that_are_named() -> None:
         serving(models=("three", "demo")) as (_, address),
         openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client,
     ):
-        assert [each.id for each in client.models.list().data] == ["three", "demo"]
+        assert [each.id for each in client.models.list().data] == [
+            *("three", "three@plain", "three@switch", "demo", "demo@plain", "demo@switch")
+        ]
         reply = client.chat.completions.create(**asked(model="demo", max_tokens=4))
         assert reply.choices[0].message.content
         with pytest.raises(openai.NotFoundError, match="this server has: three, demo"):

@@ -84,6 +84,7 @@ class MessagesReply:
 
     media_type = "text/event-stream"
     done = b""
+    waits = b': %b\nevent: ping\ndata: {"type": "ping"}\n\n'
 
     def whole(self, answers: Sequence[Answered]) -> AnthropicMessage:
         (answer,) = answers

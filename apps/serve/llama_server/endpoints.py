@@ -15,6 +15,7 @@ from edgedecode.text.tokenizer import Tokenizer
 from ..answering import Answering
 from ..guards import JsonResponse
 from ..models.one import Models
+from ..models.places import Places
 from ..offered import context_length, sampling_of
 from ..prompts import encoder, prompt_text
 from ..requests.fields import read_body
@@ -123,19 +124,25 @@ class LlamaEndpoints:
             return JsonResponse([Slot(id, context, drafts, id < places.running) for id in range(places.parallel)])
 
 
-def llama_props(name: str, service: Service) -> dict[str, object]:
-    """Return what llama-server's clients read of /props."""
-    pair, defaults = service.pair, generation_settings(sampling_of(service))
-    return {
-        "default_generation_settings": {"n_ctx": context_length(service), "params": defaults},
-        "total_slots": service.places.parallel,
+def llama_props(name: str, context: int, places: Places, service: Service | None = None) -> dict[str, object]:
+    """Return what llama-server's clients read of /props. service: of a model that is in memory."""
+    settings: dict[str, object] = {"n_ctx": context}
+    found = {
+        "default_generation_settings": settings,
+        "total_slots": places.parallel,
         "model_alias": name,
         "model_path": name,
         "modalities": {"vision": False, "audio": False},
-        "chat_template": pair.tokenizer.chat_template.source,
-        "bos_token": pair.manifest.generation.bos_token or "",
-        "eos_token": pair.manifest.generation.eos_token or "",
         "build_info": f"edgedecode {edgedecode.__version__}",
+    }
+    if service is None:
+        return found
+    settings["params"] = generation_settings(sampling_of(service))
+    generation = service.pair.manifest.generation
+    return found | {
+        "chat_template": service.pair.tokenizer.chat_template.source,
+        "bos_token": generation.bos_token or "",
+        "eos_token": generation.eos_token or "",
     }
 
 

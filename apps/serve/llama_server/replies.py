@@ -10,7 +10,7 @@ from edgedecode.decoding.stats import Stats
 
 from ..errors.forms import llama_error
 from ..logprobs import Entry
-from ..replies import Answered, Event, Written, timings
+from ..replies import COMMENT, Answered, Event, Written, timings
 from ..requests.asked import Asked
 
 
@@ -27,6 +27,7 @@ class LlamaReply:
 
     media_type = "text/event-stream"
     done = b""
+    waits = COMMENT
 
     def whole(self, answers: Sequence[Answered]) -> Event | list[Event]:
         """Return an answer, or a list of several."""

@@ -93,6 +93,10 @@ class Models(Protocol):
         """Keep a model in memory while entered. Raises Busy, UnknownModel, and the errors of loading it."""
         ...
 
+    def progress(self, name: str) -> str:
+        """Return how far a model is that is being loaded; empty: none is, or nothing is known."""
+        ...
+
     async def drop(self, name: str) -> None:
         """Take a model out of memory, if it is there. Raises Busy if a request needs it, or it is being loaded."""
         ...
@@ -145,6 +149,9 @@ class OneModel:
     @asynccontextmanager
     async def using(self, model: ModelName) -> AsyncIterator[Loaded]:
         yield self._model
+
+    def progress(self, name: str) -> str:
+        return ""
 
     async def drop(self, name: str) -> None:
         raise Busy(f"{name} is the only model of this server")

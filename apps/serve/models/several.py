@@ -12,12 +12,14 @@ from typing import Protocol
 from edgedecode import BudgetExceeded, Pair, SessionOptions
 from edgedecode.memory.budget import Budget, SharedBudget
 from edgedecode.memory.process_memory import release_pages
+from edgedecode.user_notices import show_work
 
 from ..offered import Listed, adapter_names, model_names, modes
 from ..requests.asked import ModelName
 from ..running import Service
 from .one import LATEST, Loaded, UnknownModel, end_answers
 from .places import CLOSING, Busy, Places
+from .progress import Progress
 
 _MOST_NAMES = 256
 """Of clients, whose meaning is kept."""
@@ -56,6 +58,8 @@ class SeveralModels:
         self.budget = shared.own
         self._models: dict[str, Loaded] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._progress: dict[str, Progress] = {}
+        """Of those."""
         self._turn = asyncio.Lock()
         """One model is loaded at a time, in the order in which they were asked for."""
         self._ends: set[asyncio.Task[None]] = set()
@@ -84,9 +88,7 @@ class SeveralModels:
     async def listed(self) -> list[Listed]:
         found = list[Listed]()
         for each in await asyncio.to_thread(self._shelf.listed):
-            model = self._models.get(each.name)
-            names = [each.name] if model is None else model_names(model.service.pair, each.name)
-            found += [replace(each, name=name) for name in names]
+            found += [replace(each, name=name) for name in each.names]
         return found
 
     async def find(self, name: str, *, exact: bool) -> ModelName:
@@ -113,7 +115,8 @@ class SeveralModels:
         loaded = await self._held(model.pack)
         try:
             pair = loaded.service.pair
-            if model.adapter not in (None, *adapter_names(pair)) or model.mode not in (None, *modes(pair)):
+            adapters, known = adapter_names(pair.manifest), modes(pair.manifest)
+            if model.adapter not in (None, *adapters) or model.mode not in (None, *known):
                 names = ", ".join(model_names(pair, model.pack))
                 raise UnknownModel(f"the model {model.pack!r} has no such adapter or mode; there is: {names}")
             yield loaded
@@ -123,6 +126,9 @@ class SeveralModels:
             if not loaded.users:
                 self._leave_later(loaded)
                 await asyncio.shield(self.places.announce())
+
+    def progress(self, name: str) -> str:
+        return self._progress[name].text if name in self._progress else ""
 
     async def drop(self, name: str) -> None:
         model = self._models.get(name)
@@ -169,11 +175,13 @@ class SeveralModels:
                 self.places.queued -= 1
 
     def _loaded_or_not(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._loads[name]
+        del self._loads[name], self._progress[name]
         if not task.cancelled():
             task.exception()  # those that wait for it have it; if all have left, nobody is told
 
     async def _load(self, name: str) -> None:
+        progress = self._progress[name] = Progress(self.places)
+        show_work(progress.bar)  # in this task's context
         async with self._turn:
             deadline = monotonic() + self.places.patience
             while not self.places.closing:

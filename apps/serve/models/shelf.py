@@ -18,7 +18,8 @@ from edgedecode.options import DEFAULT_CONTEXT
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
 from ...verb_options import open_located, session_options
-from ..offered import Listed, listed_pack
+from ..offered import Listed, adapter_names, listed_pack, modes
+from ..requests.asked import PLAIN
 
 _FRESH_SECONDS = 5.0
 """For which the folders are not read again."""
@@ -136,7 +137,8 @@ class ModelShelf:
                 continue
             try:
                 state = model.path.stat()
-            except OSError:  # removed meanwhile
+                manifest = Manifest.load(model.path) if model.path.is_dir() else None
+            except (ManifestError, OSError):  # removed meanwhile
                 continue
             self._stored[model.name] = model
             found.append(
@@ -152,6 +154,8 @@ class ModelShelf:
                     context=min(self._context, facts.context),
                     trained=facts.context,
                     aliases=model.aliases,
+                    adapters=() if manifest is None else adapter_names(manifest),
+                    modes=(PLAIN,) if manifest is None else modes(manifest),
                 )
             )
         if BUNDLED_PACK.is_dir():

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,7 +23,8 @@ from edgedecode.user_notices import ask_before_downloads, show_work
 
 from ..guards import JsonResponse
 from ..models.one import Models, UnknownModel
-from ..models.places import CLOSING, Busy, Places
+from ..models.places import Busy
+from ..models.progress import Progress
 from ..requests.fields import read_object, typed_body
 from ..streams import EventStream, Readers
 from .models import Name, shown_name
@@ -36,7 +37,6 @@ _TICK = 0.2
 """Seconds between two looks at a download's progress."""
 _HOSTS = ("hf.co/", "huggingface.co/")
 """What names of the hub's models begin with in Ollama."""
-_MB = 1_000_000
 
 
 class PullBody(Struct, frozen=True):
@@ -48,34 +48,19 @@ class PullBody(Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Pull:
-    """A download. done: set once it has ended. what, total, completed: its present step, and its bytes."""
+    """A download. done: set once it has ended."""
 
     done: asyncio.Future[None]
-    places: Places
-    what: str = ""
-    total: int = 0
-    completed: float = 0
+    progress: Progress
 
     @property
     def event(self) -> dict[str, object]:
-        if not self.total:
+        now = self.progress
+        if not now.total:
             return {"status": "pulling manifest"}
-        digest = sha256(self.what.encode()).hexdigest()  # by which clients tell one download from another
-        completed = min(self.total, int(self.completed))
-        return {"status": self.what, "digest": f"sha256:{digest}", "total": self.total, "completed": completed}
-
-    @contextmanager
-    def bar(self, what: str, total: int) -> Iterator[Callable[[float], None]]:
-        """Take the progress of a step, which downloads count in megabytes. It ends with Busy when the server closes."""
-        unit = _MB if what.endswith(", MB") else 1
-        self.what, self.completed, self.total = what.removesuffix(", MB"), 0, max(1, total * unit)
-
-        def advance(amount: float) -> None:
-            self.completed += amount * unit
-            if self.places.closing:
-                raise Busy(CLOSING)
-
-        yield advance
+        digest = sha256(now.what.encode()).hexdigest()  # by which clients tell one download from another
+        completed = min(now.total, int(now.completed))
+        return {"status": now.what, "digest": f"sha256:{digest}", "total": now.total, "completed": completed}
 
 
 class LibraryEndpoints:
@@ -127,7 +112,7 @@ class LibraryEndpoints:
             raise InputError(f"{error}: {why}") from None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
-        return _Pull(done, self._models.places)
+        return _Pull(done, Progress(self._models.places))
 
     def _pull(self, name: str) -> _Pull:
         if (running := self._pulls.get(name)) is not None:
@@ -135,11 +120,11 @@ class LibraryEndpoints:
         if self._models.places.closing or len(self._pulls) >= _MOST_PULLS:
             raise Busy(f"{len(self._pulls)} models are being pulled: try again later")
         loop = asyncio.get_running_loop()
-        found = self._pulls[name] = _Pull(loop.create_future(), self._models.places)
+        found = self._pulls[name] = _Pull(loop.create_future(), Progress(self._models.places))
         found.done.add_done_callback(lambda done: self._ended(name, done))
 
         def work() -> None:
-            show_work(found.bar)
+            show_work(found.progress.bar)
             ask_before_downloads(None)  # this is the request
             error: Exception | None = None
             try:
@@ -169,8 +154,8 @@ class LibraryEndpoints:
             if (await asyncio.wait({found.done}, timeout=_TICK))[0]:
                 break
         error = found.done.exception()
-        if error is None and found.total:
-            yield encode(found.event | {"completed": found.total}) + b"\n"
+        if error is None and found.progress.total:
+            yield encode(found.event | {"completed": found.progress.total}) + b"\n"
         yield encode({"status": "success"} if error is None else {"error": cause(error)}) + b"\n"
 
 

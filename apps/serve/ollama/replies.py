@@ -28,7 +28,7 @@ class OllamaReply:
     _began: float = field(default_factory=perf_counter)
 
     media_type = "application/x-ndjson"
-    done = b""
+    done = waits = b""
 
     def whole(self, answers: Sequence[Answered]) -> Event:
         """Return the reply of a request without `stream`, or of one without messages, which needs no answer."""

@@ -14,7 +14,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from ..logprobs import Entry, Logprob, response_form
-from ..replies import Answered, Event, Written, calls_of, text_of, timings
+from ..replies import COMMENT, Answered, Event, Written, calls_of, text_of, timings
 from ..requests.asked import Asked, PastTurn
 from ..requests.tools import Call
 
@@ -129,6 +129,7 @@ class ResponsesReply:
 
     media_type = "text/event-stream"
     done = b""
+    waits = COMMENT
 
     def whole(self, answers: Sequence[Answered]) -> Response:
         (answer,) = answers

@@ -28,7 +28,7 @@ export async function answer(now: Conversation, asked: Turn): Promise<void> {
   const turn = newTurn(newId(), asked.id, "assistant");
   const model = modelName(now.options);
   turn.answer = { model, thought: "", spans: [], json: now.options.format !== "", stats: null, notices: [], finish: null, error: null };
-  running.value = new Map(running.value).set(id, { turn: turn.id, stop });
+  running.value = new Map(running.value).set(id, { turn: turn.id, status: "", stop });
   put(withTurn(now, turn, Date.now()));
   say(id, "The model is answering.");
   const arriving = new Arriving(id, { ...turn, answer: turn.answer });
@@ -59,7 +59,7 @@ export function stop(): void {
 }
 
 export async function connect(): Promise<void> {
-  const described = getProps(key.value); // a model is loaded for it, which may take a while
+  const described = getProps(key.value);
   described.catch(() => undefined);
   try {
     models.value = await getModels(key.value);
@@ -74,6 +74,7 @@ export async function connect(): Promise<void> {
 /** Ask for the server's models again: others were loaded or downloaded. */
 export async function lookAtModels(): Promise<void> {
   models.value = await getModels(key.value).catch(() => models.value);
+  if (!props.value?.engine) props.value = await getProps(key.value).catch(() => props.value); // more of one that is loaded
 }
 
 /** Download a model; `told` is called with its progress, in words and from 0 to 1. Throws ApiError, AbortError. */
@@ -108,7 +109,10 @@ class Arriving {
     clearTimeout(this.timer);
     this.timer = 0;
     if (keeps) this.kept = performance.now();
+    const status = this.waiting.at(-1)?.status ?? "";
     this.turn = { ...this.turn, answer: { ...added(this.turn.answer, this.waiting.splice(0)), ...change } };
+    const arriving = running.value.get(this.id);
+    if (arriving && arriving.status !== status) running.value = new Map(running.value).set(this.id, { ...arriving, status });
     const now = conversations.value.get(this.id); // null: it was deleted meanwhile
     if (now !== undefined) put({ ...now, turns: { ...now.turns, [this.turn.id]: this.turn } }, keeps);
   }

@@ -18,6 +18,8 @@ export interface Delta {
   thought: string;
   finish: string | null;
   report: Report | null;
+  /** What the server does before the answer begins. */
+  status: string;
 }
 
 interface Chunk {
@@ -55,14 +57,17 @@ export async function* chat(body: object, key: string, signal: AbortSignal): Asy
   const request = { method: "POST", body: JSON.stringify(body), signal };
   const reply = await asked("v1/chat/completions", key, request);
   if (reply.body === null) throw new ApiError(GONE, 0);
-  for await (const data of events(reply.body)) {
+  for await (const line of lines(reply.body)) {
+    if (line.startsWith(": ")) yield { text: "", thought: "", finish: null, report: null, status: line.slice(2) };
+    if (!line.startsWith("data: ")) continue;
+    const data = line.slice(6);
     if (data === "[DONE]") return;
     const chunk = parsed(data) as Chunk;
     if (chunk.error !== undefined) throw new ApiError(chunk.error.message, 500);
     const choice = chunk.choices?.[0];
     if (choice === undefined) continue;
     const { content, reasoning_content: thought } = choice.delta ?? {};
-    yield { text: content ?? "", thought: thought ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null };
+    yield { text: content ?? "", thought: thought ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null, status: "" };
   }
   throw new ApiError(CUT, 0);
 }
@@ -84,11 +89,6 @@ export async function* pulled(model: string, key: string, signal: AbortSignal): 
     if (error !== undefined) throw new ApiError(error, 500);
     yield { status, completed, total };
   }
-}
-
-/** The data of server-sent events. */
-async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
-  for await (const line of lines(stream)) if (line.startsWith("data: ")) yield line.slice(6);
 }
 
 async function* lines(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {

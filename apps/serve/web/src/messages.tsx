@@ -62,15 +62,17 @@ export function Messages(): JSX.Element {
 function Message({ turn, last }: { turn: Turn; last: boolean }): JSX.Element {
   const [editing, setEditing] = useState(false);
   const edit = useRef<HTMLDivElement>(null);
-  const arrives = running.value.get(current.value)?.turn === turn.id;
+  const arriving = running.value.get(current.value);
+  const arrives = arriving?.turn === turn.id;
+  const status = arrives ? arriving.status : "";
   const cancel = (): void => {
     setEditing(false);
     setTimeout(() => edit.current?.querySelector<HTMLElement>("[aria-label=Edit]")?.focus());
   };
   // Rendering an answer is dear, and each event of another one comes by here.
   const body = useMemo(
-    () => (turn.role === "user" ? turn.text && <div class="text">{turn.text}</div> : <AnswerText turn={turn} arrives={arrives} />),
-    [turn, arrives],
+    () => (turn.role === "user" ? turn.text && <div class="text">{turn.text}</div> : <AnswerText turn={turn} arrives={arrives} status={status} />),
+    [turn, arrives, status],
   );
   return (
     <article class={turn.role} aria-label={turn.role === "user" ? "You" : "Answer"} ref={edit}>
@@ -89,7 +91,7 @@ function Message({ turn, last }: { turn: Turn; last: boolean }): JSX.Element {
   );
 }
 
-function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.Element {
+function AnswerText({ turn, arrives, status }: { turn: Turn; arrives: boolean; status: string }): JSX.Element {
   const made = turn.answer;
   if (made === null) return <Markdown text={turn.text} grows={false} />;
   const text = answerText(turn);
@@ -108,7 +110,7 @@ function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.El
       )}
       {settings.value.sources ? <Coloured answer={made} /> : <Markdown text={made.json && text ? `\`\`\`json\n${text}\n\`\`\`` : text} grows={arrives} />}
       {arrives && <span class="cursor" aria-hidden="true" />}
-      {arrives && !text && !made.thought && <span class="waits">Waiting for the model</span>}
+      {arrives && !text && !made.thought && <span class="waits">{status ? status.charAt(0).toUpperCase() + status.slice(1) : "Waiting for the model"}</span>}
       {made.error !== null && <p class="trouble">{made.error}</p>}
     </>
   );

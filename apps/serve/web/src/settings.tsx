@@ -233,7 +233,7 @@ export function Settings({ open, onHelp }: SettingsProps): JSX.Element {
           Keyboard
         </button>
       </p>
-      {props.value && <p class="faint">{`edgedecode ${props.value.version} · ${props.value.engine} (${props.value.provider})`}</p>}
+      {props.value && <p class="faint">{`edgedecode ${props.value.version}${props.value.engine && ` · ${props.value.engine} (${props.value.provider})`}`}</p>}
     </Dialog>
   );
 }

@@ -10,9 +10,10 @@ const SETTINGS = "edgedecode.settings";
 const START = "edgedecode.start";
 const KEY = "edgedecode.key";
 
-/** An answer that arrives: its turn, and how to stop it. */
+/** An answer that arrives: its turn, what the server does before it begins, and how to stop it. */
 export interface Running {
   turn: string;
+  status: string;
   stop: AbortController;
 }
 

@@ -1,6 +1,6 @@
 /** The server's JSON, and what the page keeps in the browser. */
 
-/** What GET /props describes. `mode` and `adapter` are those that the server was started with. */
+/** What GET /props describes; of a model that is not in memory, less: `engine` is empty then. `mode` and `adapter` are those that the server was started with. */
 export interface Props {
   name: string;
   version: string;
