@@ -62,8 +62,8 @@ class LoadOptions:
     mmap, repack: for llama.cpp. mmap=False reads the weights instead of mapping their file; repack=False uses them in
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
-    squares: the target also sums the squares of its matrices' inputs (`SquaresModel`). hidden: it also gives its hidden
-    states (`HiddenModel`). Both: a GGUF file on ONNX Runtime.
+    squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
+    hidden: it also gives its hidden states (`HiddenModel`): on our kernels.
     """
 
     provider: str = "cpu"

@@ -93,7 +93,7 @@ class ServeCommand:
         group.add_argument(
             "--embeddings",
             action="store_true",
-            help="embed texts too (/v1/embeddings, /api/embed): of GGUF files on our kernels",
+            help="embed texts too (/v1/embeddings, /api/embed), with models on our kernels",
         )
         add_pack_options(parser)
         if not self._opens:

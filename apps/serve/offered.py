@@ -106,7 +106,8 @@ def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
 class Listed:
     """What is known about a model, loaded or not. identity: differs for other files. created: its Unix time.
 
-    context: the longest conversation on this server; trained: the model's own. vocabulary: 0: not known.
+    context: the longest conversation on this server; trained: the model's own. vocabulary: 0: not known. embeds: it
+    gives embeddings, as far as is known.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Listed:
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     modes: tuple[str, ...] = (PLAIN,)
+    embeds: bool = False
 
     @property
     def names(self) -> list[str]:

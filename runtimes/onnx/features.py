@@ -1,4 +1,6 @@
-"""What layers of a target read, as further outputs of its graph: a drafting head reads them (EAGLE-3, 2503.01840)."""
+"""What layers of a target read, as further outputs of its graph: a drafting head reads them (EAGLE-3, 2503.01840). And
+what its last product reads, which embeds texts.
+"""
 
 from collections.abc import Sequence
 from ctypes import memmove
@@ -8,8 +10,10 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.memory.budget import Lease
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 
 from .graph_needs import FLOAT_NBYTES
+from .graph_session import HIDDEN
 from .kernels.products import FLOAT
 from .onnx_engine import Untyped
 
@@ -17,6 +21,8 @@ SLOTS = 512
 """Positions whose features a state keeps: those of the last two passes of a long prompt, and more of a short one."""
 _SUM = 3
 """The place of the sum among the outputs of an addition fused with a norm."""
+_PICKED = "/rows/hidden"
+"""What exported graphs name the rows of the last norm whose logits are asked for."""
 
 
 def add_features(file: GraphFile, layers: Sequence[int]) -> tuple[str, ...]:
@@ -33,6 +39,15 @@ def add_features(file: GraphFile, layers: Sequence[int]) -> tuple[str, ...]:
         found.append(nodes[0].outputs[_SUM])
     file.outputs += [ValueInfo(name, FLOAT, (1, "S", "hidden")) for name in found]
     return tuple(found)
+
+
+def add_hidden(file: GraphFile, hidden: int) -> bool:
+    """Make the picked rows before the last product an output of an exported graph. Return whether it has them."""
+    if not any(_PICKED in node.outputs for node in file.nodes):
+        return False
+    file.nodes.append(Node("Identity", inputs=[_PICKED], outputs=[HIDDEN]))
+    file.outputs.append(ValueInfo(HIDDEN, FLOAT, ("R", hidden)))
+    return True
 
 
 def features_nbytes(taps: int, hidden: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from edgedecode.engines.interface import INT8_KV, NO_MMAP, NO_REPACK
+from edgedecode.engines.interface import HIDDEN_ROWS, INT8_KV, NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.entries import GGUF, STATIC, TRIM
 from edgedecode.pack.manifest import Graph, ModelEntry
@@ -16,8 +16,10 @@ _EXPORTED_AS = {"lora": "lora", INT8_KV: "kv8"}
 def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[str]) -> Graph:
     """Return the graph with the fewest capabilities besides `needs`, and of several the smallest file.
 
-    A graph with 8-bit keys and values, which are rounded, or with fixed shapes is only chosen on request. Raises
-    CapabilityError with the graphs of the pack and how to export the missing one.
+    A graph with 8-bit keys and values, which are rounded, or with fixed shapes is only chosen on request. Hidden states
+    are added to an exported graph when it is rewritten.
+
+    Raises CapabilityError with the graphs of the pack and how to export the missing one.
     """
     if not entry.graphs:
         raise CapabilityError(
@@ -30,7 +32,7 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
         )
     asked = {need for need in needs if need.startswith(_KV)}
     kv_types = {need.removeprefix(_KV) for need in asked} or {"float32"}
-    wanted = set(needs) - asked
+    wanted = set(needs) - asked - (set() if is_gguf(entry) else {HIDDEN_ROWS})
     suitable = [
         graph
         for graph in entry.graphs.values()

@@ -231,6 +231,10 @@ class OnnxRuntime:
         path = root / graph.file
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         served: Served | None = None
+        hidden = HIDDEN_ROWS in request.needs and GGUF not in graph.capabilities
+        unserved = f"the {name} gives hidden states only where our kernels run it, on the provider cpu"
+        if hidden and not provider.own_kernels:
+            raise CapabilityError(unserved)
         if STATIC in graph.capabilities:
             from .static.static_open import plan_static, static_card, whole_footprint
 
@@ -249,9 +253,12 @@ class OnnxRuntime:
                     threads=request.threads or most_threads(),
                     rows=rows,
                     taps=request.taps,
+                    hidden=hidden,
                     beside=request.beside,
                 )
             footprint = planned(entry, graph, path, served)
+        if hidden and served is None:
+            raise CapabilityError(f"{unserved} (`edgedecode devices -m PACK` says why)")
         if most := provider.most_rows():
             footprint = replace(footprint, rows_per_pass=min(most, footprint.rows_per_pass))
         card = replace(
@@ -326,7 +333,7 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
         vocabulary_size=size,
         context=entry.context,
         tree="tree" in graph.capabilities,
-        hidden=HIDDEN_ROWS in graph.capabilities,
+        hidden=HIDDEN_ROWS in request.needs,
         kv_type=graph.kv_type,
         kv_nbytes=position_nbytes(entry, kv_type=graph.kv_type),
         lora_rank=graph.lora_rank,

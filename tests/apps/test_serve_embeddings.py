@@ -43,6 +43,12 @@ def tiny(file: Path) -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="module")
+def exported(pack: Path) -> Iterator[Pair]:
+    with edgedecode.load(pack, runtime="onnx", options=LoadOptions(hidden=True)) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
 def server(tiny: Pair) -> Iterator[Running]:
     with Running(tiny) as server:
         yield server
@@ -68,17 +74,19 @@ def expected(pair: Pair, text: str) -> FloatArray:
     return np.asarray(mean / np.linalg.norm(mean), np.float32)
 
 
-def test_logits_are_made_of_the_hidden_states(tiny: Pair, file: Path) -> None:
+@pytest.mark.parametrize("kind", ["tiny", "exported"])
+def test_logits_are_made_of_the_hidden_states(kind: str, request: pytest.FixtureRequest, file: Path) -> None:
     """They are a linear map of them, and those of a model that is opened without."""
-    ids = ids_of(tiny, TEXTS[1])[:150]
-    state = tiny.target.new_state(len(ids), rows=len(ids))
-    logits = tiny.target.forward(ids, state, rows="all").logits.copy()
+    given: Pair = request.getfixturevalue(kind)
+    ids = ids_of(given, TEXTS[1] * 3)[:150]
+    state = given.target.new_state(len(ids), rows=len(ids))
+    logits = given.target.forward(ids, state, rows="all").logits.copy()
     state.close()
-    hidden = states(tiny, ids)
-    assert hidden.shape == (len(ids), tiny.manifest.models["target"].hidden_size)
+    hidden = states(given, ids)
+    assert hidden.shape == (len(ids), given.manifest.models["target"].hidden_size)
     matrix = np.linalg.lstsq(hidden, logits, rcond=None)[0]
     assert np.abs(hidden @ matrix - logits).max() < 1e-3 * np.abs(logits).max()
-    with edgedecode.load(file, runtime="onnx") as plain:
+    with edgedecode.load(file if kind == "tiny" else given.root, runtime="onnx") as plain:
         assert not plain.target.card.hidden
         state = plain.target.new_state(len(ids), rows=len(ids))
         assert (plain.target.forward(ids, state, rows="all").logits == logits).all()
@@ -161,29 +169,40 @@ def test_a_client_that_goes_away_frees_its_place(server: Running) -> None:
     assert server.answer({"model": "tiny", "input": "a"}, OPENAI)["data"]
 
 
-def test_a_model_without_them_says_what_to_do(pair: Pair, home: Path, file: Path) -> None:
-    said = "demo gives no embeddings here: only GGUF files on our kernels have them"
+def test_a_model_without_them_says_what_to_do(
+    pair: Pair, pack: Path, home: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "gives no embeddings here: start the server with --embeddings"
     with edgedecode.load(file, runtime="onnx") as plain, Running(plain) as server:
-        server.refuses({"input": "a"}, "tiny gives no embeddings here: start the server with --embeddings", OPENAI)
+        server.refuses({"input": "a"}, f"tiny {said}", OPENAI)
     with Running(pair) as server:
-        server.refuses({"input": "a"}, said, OPENAI)
+        assert "embedding" not in server.answer({"model": "demo"}, "/api/show")["capabilities"]
+        server.refuses({"input": "a"}, f"demo {said}", OPENAI)
         for path in (OLLAMA, OLDER):
             status, reply = server.post({"model": "demo", "input": "a", "prompt": "a"}, path)
             assert (status, said in reply["error"]) == (400, True)
+    monkeypatch.setenv("EDGEDECODE_KERNELS", "engine")
+    with pytest.raises(CapabilityError, match="only where our kernels run it"):
+        edgedecode.load(pack, runtime="onnx", options=LoadOptions(hidden=True))
     with Several(pair, "--embeddings") as server:
-        server.refuses({"model": "demo", "input": "a"}, said, OPENAI)
+        server.refuses({"model": "demo", "input": "a"}, f"demo {said}", OPENAI)
         assert server.chat("demo")
 
 
 def test_several_models_embed_and_answer(
-    pair: Pair, tiny: Pair, file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tiny: Pair, exported: Pair, file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_MODELS", str(file.parent))
     with Several(pair, "--embeddings") as server:
+        assert "embedding" in server.answer({"model": "demo"}, "/api/show")["capabilities"]
         found = server.client.embeddings.create(model="tiny", input=TEXTS)
         assert np.allclose(found.data[1].embedding, expected(tiny, TEXTS[1]), atol=1e-6)
         assert server.chat("demo")
         assert server.held == ["tiny", "demo"]
+        for name in ("demo", "tiny", "tiny@plain"):
+            assert "embedding" in server.answer({"model": name}, "/api/show")["capabilities"]
+        vector = server.client.embeddings.create(model="demo", input=TEXTS[1]).data[0].embedding
+        assert np.allclose(vector, expected(exported, TEXTS[1]), atol=1e-6)
 
 
 def test_a_file_may_say_that_the_last_token_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Pair) -> None:

@@ -42,9 +42,8 @@ def by_last_token(pair: Pair) -> bool:
 def check_embeds(service: Service) -> None:
     """Raise CapabilityError unless the model gives its hidden states."""
     if not service.pair.target.card.hidden:
-        manifest, have = service.pair.manifest, "GGUF files on our kernels have them"
-        remedy = f"start the server with --embeddings; {have}" if manifest.located("target").gguf else f"only {have}"
-        raise CapabilityError(f"{manifest.name} gives no embeddings here: {remedy}")
+        remedy = "start the server with --embeddings, where our kernels run it (`edgedecode devices -m PACK`)"
+        raise CapabilityError(f"{service.pair.manifest.name} gives no embeddings here: {remedy}")
 
 
 def embedded(service: Service, text: Prompt, *, last: bool, truncates: bool) -> Embedded:

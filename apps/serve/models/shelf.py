@@ -58,7 +58,8 @@ class ModelShelf:
         """Return what is known about each model, in the order of names; the library is read again after a while."""
         with self._lock:
             if monotonic() - self._read >= _FRESH_SECONDS:
-                self._found = self._of_packs(self._named) if self._named else self._of_library()
+                found = self._of_packs(self._named) if self._named else self._of_library()
+                self._found = [replace(each, embeds=self._arguments.embeddings) for each in found]
                 self._read = monotonic()
             return self._found
 

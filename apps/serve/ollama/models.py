@@ -43,10 +43,10 @@ def loaded(models: Sequence[Loaded]) -> dict[str, object]:
 def shown(listed: Listed, pair: Pair | None) -> dict[str, object]:
     """Return what is known about a model, which is more of one that is loaded."""
     figures: dict[str, object] = {"context_length": listed.context}
-    template, license = "", ""
+    template, license, embeds = "", "", listed.embeds
     if pair is not None:
         entry, template = pair.manifest.models["target"], pair.tokenizer.chat_template.source
-        license = entry.license
+        license, embeds = entry.license, pair.target.card.hidden
         figures |= {
             "embedding_length": entry.hidden_size,
             "block_count": entry.layers,
@@ -62,7 +62,11 @@ def shown(listed: Listed, pair: Pair | None) -> dict[str, object]:
             "general.parameter_count": listed.parameters,
             **{f"{listed.family}.{name}": figure for name, figure in figures.items()},
         },
-        "capabilities": ["completion", "tools", *(["thinking"] if can_think(template) else [])],
+        "capabilities": [
+            *("completion", "tools"),
+            *(["thinking"] if can_think(template) else []),
+            *(["embedding"] if embeds else []),
+        ],
         "modified_at": _written(listed.created),
     }
 

@@ -93,11 +93,13 @@ def serve(
     threads: int,
     rows: int,
     taps: Sequence[int] = (),
+    hidden: bool = False,
     beside: object = None,
 ) -> Served | None:
     """Rewrite a graph; None: the engine's kernels run it, by choice or because ours cannot.
 
-    root: the pack's folder. rows: the most rows of a pass. taps, beside: see `ModelRequest`.
+    root: the pack's folder. rows: the most rows of a pass. hidden: an exported graph gives its hidden states too.
+    taps, beside: see `ModelRequest`.
     Raises InputError for an invalid `EDGEDECODE_KERNELS`, CapabilityError for a GGUF file that our kernels cannot run.
     """
     library = load_kernels()
@@ -106,7 +108,9 @@ def serve(
     path, given = root / graph.file, given_table(beside)
     table = None if given is None else given.stored
     try:
-        read = _rewritten(entry, graph, root=root, library=library, threads=threads, taps=taps, given=table)
+        read = _rewritten(
+            entry, graph, root=root, library=library, threads=threads, taps=taps, hidden=hidden, given=table
+        )
     except NotServed as refusal:  # the engine opens it, or reports its error
         if GGUF in graph.capabilities:
             raise CapabilityError(f"{path.name}: {refusal}{_advice(graph)}") from None
@@ -178,6 +182,7 @@ def _rewritten(
     library: KernelLibrary,
     threads: int,
     taps: Sequence[int] = (),
+    hidden: bool = False,
     given: Stored | None = None,
 ) -> _Read:
     """Return the graph with our operators and its weights. Raises NotServed."""
@@ -189,6 +194,11 @@ def _rewritten(
         from ..features import add_features  # late: few targets have a drafting head
 
         features = add_features(file, taps)
+    if hidden:
+        from ..features import add_hidden
+
+        if not add_hidden(file, entry.hidden_size):
+            raise NotServed("it was not exported by edgedecode, and gives no hidden states")
     rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
     mapped.release()
     if mapped.findings != known:
