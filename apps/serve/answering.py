@@ -16,28 +16,23 @@ from edgedecode import BudgetExceeded, EdgeDecodeError, FinishReason, SamplingOp
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import cause
 
-from .anthropic.replies import MessagesReply
 from .errors.statuses import AnswerFailed
 from .guards import JsonResponse
-from .llama_server.replies import LlamaReply
 from .logprobs import Entries, Entry
 from .metrics import Metrics
 from .models.one import Models, UnknownModel
 from .models.places import Busy
 from .offered import sampling_of, within_context
-from .ollama.replies import OllamaReply
 from .prompts import filled_in
 from .reasoning import as_able
-from .replies import Answered, CompletionsReply, Event, Written, calls_of, text_of
+from .replies import Answered, Event, Reply, Written, calls_of, text_of
 from .requests.asked import Asked, ModelName
 from .requests.fields import named_in
 from .requests.tools import Call
-from .responses.replies import ResponsesReply
 from .rounds import Piece
 from .running import Running, Service
 from .streams import EventStream, Readers, unless_gone
 
-Reply: TypeAlias = CompletionsReply | ResponsesReply | OllamaReply | MessagesReply | LlamaReply
 Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
 Form: TypeAlias = Callable[[Asked, str], Reply]
 _NOTE = "Edgedecode-Note"

@@ -1,10 +1,10 @@
-"""The JSON of OpenAI's replies, with llama.cpp's `timings`."""
+"""What the reply of every API is; the JSON of OpenAI's, with llama.cpp's `timings`."""
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 from msgspec.json import encode
@@ -18,8 +18,6 @@ from .requests.asked import Asked
 from .requests.tools import Call
 
 FinishName: TypeAlias = Literal["stop", "length", "tool_calls"]
-COMMENT = b": %b\n\n"
-"""Of server-sent events, which clients leave out."""
 Event: TypeAlias = Mapping[str, object]
 """A part of a streamed reply."""
 
@@ -117,6 +115,57 @@ class Written:
     tokens: Sequence[int] = ()
 
 
+class Reply(Protocol):
+    """How an API writes the reply to a request, whole or as events."""
+
+    asked: Asked
+    media_type: ClassVar[str] = "text/event-stream"
+    done: ClassVar[bytes] = b""
+    """What ends the stream."""
+    waits: ClassVar[bytes] = b": %b\n\n"
+    """What a stream that has not begun says now and then, a comment; empty: its form has no place for it."""
+
+    def whole(self, answers: Sequence[Answered]) -> object:
+        """Return the reply of a request without `stream`."""
+        ...
+
+    def begins(self, number: int, stats: Stats) -> list[Event]:
+        """Return the events before an answer. number: the answer's, from 0. stats: with its prompt's figures."""
+        return []
+
+    def thinks(self, number: int, thought: str) -> list[Event]:
+        """Return the events of a piece of a thought."""
+        return []
+
+    def writes(self, number: int, written: Written) -> list[Event]:
+        """Return the events of a piece of text."""
+        ...
+
+    def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
+        """Return the events after an answer: log probabilities not sent yet, and its calls.
+
+        calls: none if the text was written. It was then no call from its first character, whatever it reads like now.
+        """
+        ...
+
+    def fails(self, message: str) -> list[Event]:
+        """Return the events of an answer that fails in the middle. The status has been sent."""
+        ...
+
+    def closes(self, stats: Sequence[Stats]) -> list[Event]:
+        """Return the events after all answers."""
+        return []
+
+    def encoded(self, event: Event) -> bytes:
+        """Return an event as it is sent."""
+        return b"data: %b\n\n" % encode(event)
+
+
+def named_event(event: Event) -> bytes:
+    """Return an event as it is sent with its type as its name."""
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
+
+
 def calls_of(asked: Asked, text: str) -> tuple[Call, ...]:
     """Return the calls that a finished answer makes, the last of them maybe cut off."""
     return () if asked.tools is None else asked.tools.calls(text, ended=True)
@@ -144,22 +193,17 @@ def _end(reason: FinishReason, calls: Sequence[Call]) -> FinishName:
 
 
 @dataclass(slots=True)
-class CompletionsReply:
-    """The reply of both endpoints of completions, whole or as events. `ResponsesReply` has the same methods."""
+class CompletionsReply(Reply):
+    """The reply of both endpoints of completions."""
 
     asked: Asked
     model: str
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time()))
 
-    media_type = "text/event-stream"
     done = b"data: [DONE]\n\n"
-    """What ends the stream."""
-    waits = COMMENT
-    """What a stream that has not begun says now and then; empty: its form has no place for it."""
 
     def whole(self, answers: Sequence[Answered]) -> ChatCompletion | Completion:
-        """Return the reply of a request without `stream`."""
         every = [each.stats for each in answers]
         figures = usage(every, each=self.asked.each), timings(every)
         if self.asked.chat:
@@ -182,43 +226,30 @@ class CompletionsReply:
         return ChatChoice(number, _end(answer.reason, calls), chat_form(answer.logprobs), message)
 
     def begins(self, number: int, stats: Stats) -> list[Event]:
-        """Return the events before an answer. number: the answer's, from 0. stats: with its prompt's figures."""
         said = "" if self.asked.tools is None else None  # it may be a call, which has no text
         return [self._part(number, {"role": "assistant", "content": said})] if self.asked.chat else []
 
     def thinks(self, number: int, thought: str) -> list[Event]:
-        """Return the events of a piece of a thought."""
         return [self._part(number, {"reasoning_content": thought})]
 
     def writes(self, number: int, written: Written) -> list[Event]:
-        """Return the events of a piece of text."""
         text = written.text
         part = self._part(number, {"content": text}, text=text, logprobs=written.logprobs)
         return [part if written.report is None else part | {"edgedecode": written.report}]
 
     def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
-        """Return the events after an answer: log probabilities not sent yet, and its calls.
-
-        calls: none if the text was written. It was then no call from its first character, whatever it reads like now.
-        """
         written = [to_builtins(tool_call(call)) for call in calls]
         deltas = [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(written)]
         end = self._part(number, {}, _end(answer.reason, calls), logprobs=answer.logprobs)
         return [*(self._part(number, delta) for delta in deltas), end]
 
     def fails(self, message: str) -> list[Event]:
-        """Return the events of an answer that fails in the middle. The status has been sent."""
         return [{"error": ErrorDetails(message, "server_error")}]
 
     def closes(self, stats: Sequence[Stats]) -> list[Event]:
-        """Return the events after all answers."""
         if not self.asked.include_usage or not stats:
             return []
         return [self._head | {"choices": [], "usage": usage(stats, each=self.asked.each), "timings": timings(stats)}]
-
-    def encoded(self, event: Event) -> bytes:
-        """Return an event as it is sent."""
-        return b"data: %b\n\n" % encode(event)
 
     def _part(
         self,

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.json import encode
 
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from ..errors.forms import anthropic_error
-from ..replies import Answered, Event, Written, calls_of, text_of
+from ..replies import Answered, Event, Reply, Written, calls_of, named_event, text_of
 from ..requests.asked import Asked
 from ..requests.tools import Call
 
@@ -71,8 +70,8 @@ class TokenCount(Struct):
 
 
 @dataclass(slots=True)
-class MessagesReply:
-    """The reply of /v1/messages: one answer. `CompletionsReply` has the same methods."""
+class MessagesReply(Reply):
+    """The reply of /v1/messages: one answer."""
 
     asked: Asked
     model: str
@@ -82,8 +81,6 @@ class MessagesReply:
     _open: bool = False
     _failed: bool = False
 
-    media_type = "text/event-stream"
-    done = b""
     waits = b': %b\nevent: ping\ndata: {"type": "ping"}\n\n'
 
     def whole(self, answers: Sequence[Answered]) -> AnthropicMessage:
@@ -124,7 +121,7 @@ class MessagesReply:
         return [] if self._failed else [_event("message_stop")]
 
     def encoded(self, event: Event) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
+        return named_event(event)
 
     def _opened(self, block: Block, *, again: bool = False) -> list[Event]:
         """Return the events that begin a block, unless one of its kind is open. again: also then."""
@@ -148,7 +145,7 @@ class MessagesReply:
         return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, **fields})
 
     def _message(self, stats: Stats, reason: StopReason | None) -> AnthropicMessage:
-        stop = stats.stop_string or None
+        stop = (stats.stop_string or None) if reason is not None else None  # it may be ahead of the events
         return AnthropicMessage(self.id, "assistant", self.model, [*self._content], reason, stop, _usage(stats))
 
 

@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec.json import encode
-
 from edgedecode import FinishReason, SamplingOptions
 from edgedecode.decoding.stats import Stats
 
 from ..errors.forms import llama_error
 from ..logprobs import Entry
-from ..replies import COMMENT, Answered, Event, Written, timings
+from ..replies import Answered, Event, Reply, Written, timings
 from ..requests.asked import Asked
+from ..requests.tools import Call
 
 
 @dataclass(slots=True)
-class LlamaReply:
-    """The reply of /completion and /infill. `CompletionsReply` has the same methods."""
+class LlamaReply(Reply):
+    """The reply of /completion and /infill."""
 
     asked: Asked
     model: str
@@ -24,10 +23,6 @@ class LlamaReply:
     """Tokens of the prompt of the answer that is being written."""
     _predicted: int = 0
     """Its tokens so far."""
-
-    media_type = "text/event-stream"
-    done = b""
-    waits = COMMENT
 
     def whole(self, answers: Sequence[Answered]) -> Event | list[Event]:
         """Return an answer, or a list of several."""
@@ -38,26 +33,17 @@ class LlamaReply:
         self._evaluated, self._predicted = stats.prompt_tokens, 0
         return []
 
-    def thinks(self, number: int, thought: str) -> list[Event]:
-        return []  # completions have no template, and no thoughts
-
     def writes(self, number: int, written: Written) -> list[Event]:
         self._predicted += len(written.tokens)
         figures = {"tokens_predicted": self._predicted, "tokens_evaluated": self._evaluated}
         part = self._part(number, written.text, written.tokens, written.logprobs)
         return [part | figures | {"stop": False}]
 
-    def ends(self, number: int, answer: Answered, calls: object) -> list[Event]:
+    def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
         return [self._end(number, answer, "")]
 
     def fails(self, message: str) -> list[Event]:
         return [{"error": llama_error(500, message, None).error}]
-
-    def closes(self, stats: Sequence[Stats]) -> list[Event]:
-        return []
-
-    def encoded(self, event: Event) -> bytes:
-        return b"data: %b\n\n" % encode(event)
 
     def _part(self, number: int, text: str, tokens: Sequence[int], logprobs: Sequence[Entry]) -> dict[str, object]:
         returned = [*tokens] if self.asked.returns_tokens or self.asked.stream else []

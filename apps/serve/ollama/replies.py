@@ -9,9 +9,8 @@ from time import perf_counter
 from msgspec.json import encode
 
 from edgedecode import FinishReason
-from edgedecode.decoding.stats import Stats
 
-from ..replies import Answered, Event, Written, calls_of, text_of, tool_call
+from ..replies import Answered, Event, Reply, Written, calls_of, text_of, tool_call
 from ..requests.asked import Asked
 from ..requests.tools import Call
 
@@ -19,8 +18,8 @@ _NANO = 1_000_000_000
 
 
 @dataclass(slots=True)
-class OllamaReply:
-    """The reply of /api/chat, or of /api/generate. `CompletionsReply` has the same methods."""
+class OllamaReply(Reply):
+    """The reply of /api/chat, or of /api/generate."""
 
     asked: Asked
     model: str
@@ -28,7 +27,7 @@ class OllamaReply:
     _began: float = field(default_factory=perf_counter)
 
     media_type = "application/x-ndjson"
-    done = waits = b""
+    waits = b""
 
     def whole(self, answers: Sequence[Answered]) -> Event:
         """Return the reply of a request without `stream`, or of one without messages, which needs no answer."""
@@ -38,9 +37,6 @@ class OllamaReply:
         calls = calls_of(self.asked, answer.text)
         text = "" if calls else text_of(self.asked, answer.text)
         return self._part(text, answer.thought, calls) | self._end(answer, calls)
-
-    def begins(self, number: int, stats: Stats) -> list[Event]:
-        return []
 
     def thinks(self, number: int, thought: str) -> list[Event]:
         return [self._part("", thought) | {"done": False}]
@@ -54,9 +50,6 @@ class OllamaReply:
 
     def fails(self, message: str) -> list[Event]:
         return [{"error": message}]
-
-    def closes(self, stats: Sequence[Stats]) -> list[Event]:
-        return []
 
     def encoded(self, event: Event) -> bytes:
         return encode(event) + b"\n"

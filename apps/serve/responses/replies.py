@@ -7,14 +7,13 @@ from time import time
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.json import encode
 from msgspec.structs import replace
 
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from ..logprobs import Entry, Logprob, response_form
-from ..replies import COMMENT, Answered, Event, Written, calls_of, text_of, timings
+from ..replies import Answered, Event, Reply, Written, calls_of, named_event, text_of, timings
 from ..requests.asked import Asked, PastTurn
 from ..requests.tools import Call
 
@@ -103,7 +102,7 @@ class Response(Struct, kw_only=True):
 
 
 @dataclass(slots=True)
-class ResponsesReply:
+class ResponsesReply(Reply):
     """The reply of /v1/responses: one answer, which is a message or calls.
 
     keep: takes the id and the items of a whole answer, to which a later request may refer, and its request.
@@ -127,19 +126,11 @@ class ResponsesReply:
     _ended: FinishReason | None = None
     _failed: ResponseError | None = None
 
-    media_type = "text/event-stream"
-    done = b""
-    waits = COMMENT
-
     def whole(self, answers: Sequence[Answered]) -> Response:
         (answer,) = answers
-        self._entries += answer.logprobs
         if answer.thought:
-            self._output.append(_thought(answer.thought))
-        if calls := calls_of(self.asked, answer.text):
-            self._output += map(self._call, calls)
-        else:
-            self._output.append(self._written(text_of(self.asked, answer.text), answer.reason))
+            self.thinks(0, answer.thought)
+        self.ends(0, answer, calls_of(self.asked, answer.text))
         self._keep()
         return self._response(answer.reason, [answer.stats])
 
@@ -209,7 +200,7 @@ class ResponsesReply:
             self.keep(self._id, self.asked.turn, self._output)
 
     def encoded(self, event: Event) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
+        return named_event(event)
 
     @property
     def _id(self) -> str:
