@@ -63,8 +63,8 @@ def refused(server: Running, given: object, path: str = MESSAGES, *, status: int
 
 
 def test_an_answer_is_that_of_a_session_whole_and_streamed(server: Running) -> None:
-    expected = lone(server.pair, most=8)
-    whole, parts = server.answer(body(seed=3), MESSAGES), events(server, body(seed=3))
+    expected, given = lone(server.pair, most=8), body(temperature=1e-6, seed=3)  # a seed of samples: no cache is used
+    whole, parts = server.answer(given, MESSAGES), events(server, given)
     tokens = len(server.pair.tokenizer.encode(server.pair.tokenizer.render([Message("user", STORY)])))
     usage = {"input_tokens": tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     assert whole.pop("id").startswith("msg_")
