@@ -23,7 +23,7 @@ from .metrics import Metrics
 from .models.one import Models, UnknownModel
 from .models.places import Busy
 from .offered import sampling_of, within_context
-from .prompts import filled_in
+from .prompts import continued, filled_in
 from .reasoning import as_able
 from .replies import Answered, Event, Reply, Written, calls_of, text_of
 from .requests.asked import Asked, ModelName
@@ -67,8 +67,8 @@ class Answering:
             model.keep_seconds = asked.keep_seconds
             asked = within_context(replace(asked, model=found, load_seconds=waited), model.service)
             asked = as_able(asked, model.service.pair.tokenizer.chat_template.source)
-            if asked.fill_in is not None:
-                asked = await asyncio.to_thread(filled_in, asked, model.service)
+            if asked.fill_in is not None or asked.continues:
+                asked = await asyncio.to_thread(continued if asked.continues else filled_in, asked, model.service)
             yield asked, model.service
 
     async def _answer(self, data: bytes, *, read: Read, form: Form, exact: bool, key: int) -> Response:

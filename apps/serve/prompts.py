@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from edgedecode import InputError
+from edgedecode.text.control_tokens import joined
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.fill_in import can_fill_in, fill_in_prompt
 from edgedecode.text.template_switches import template_arguments
@@ -17,13 +18,25 @@ from .running import Service
 def prompt_text(asked: Asked, service: Service) -> str:
     """Return the conversation of a chat as the model reads it. Raises InputError, ContextExceeded, BudgetExceeded."""
     with encoder(service, asked) as source:
-        return str(source.render((*asked.messages, asked.message)))  # of its own kind where messages spell tokens
+        return str(_rendered(asked, service, source))  # of its own kind where messages spell tokens
 
 
 def prompt_tokens(asked: Asked, service: Service) -> int:
     """Return how many tokens the conversation of a chat has. Raises as `prompt_text`."""
     with encoder(service, asked) as source:
-        return len(source.encode(source.render((*asked.messages, asked.message))))
+        return len(source.encode(_rendered(asked, service, source)))
+
+
+def continued(asked: Asked, service: Service) -> Asked:
+    """Return a chat whose answer goes on where its last message ends, with its prompt. Raises as `prompt_text`."""
+    with encoder(service, asked) as source:
+        return replace(asked, prompts=(tuple(source.encode(_rendered(asked, service, source))),))
+
+
+def _rendered(asked: Asked, service: Service, source: Encoder) -> str:
+    if not asked.continues:
+        return source.render((*asked.messages, asked.message))
+    return joined(source.render(asked.messages), service.pair.tokenizer.without_controls(asked.text, role="assistant"))
 
 
 def filled_in(asked: Asked, service: Service) -> Asked:

@@ -179,7 +179,7 @@ class Service:
             self.places.leave()
             raise
         thoughts: list[Thoughts | None] = [None] * count
-        if asked.chat and options.grammar is None:
+        if asked.chat and options.grammar is None and not asked.continues:
             details = options.details
             thoughts = [
                 thoughts_of(self.pair.tokenizer, details.template_arguments, details.think) for _ in range(count)
@@ -227,10 +227,10 @@ class Service:
     def _start(self, asked: Asked, number: int, session: Session) -> Answer | Echo:
         most, top = asked.max_tokens, asked.top_logprobs
         if (count := self.together(asked)) > 1:
-            prompt, raw = (asked.message, False) if asked.chat else (asked.prompt(number), True)
+            prompt, raw = (asked.prompt(number), True) if asked.prompts else (asked.message, False)
             return session.samples(prompt, count, raw=raw, max_tokens=most, stop=asked.stop, top_logprobs=top)
-        if not asked.chat:
-            if asked.echo or asked.max_tokens == 0:
+        if asked.prompts:
+            if not asked.chat and (asked.echo or asked.max_tokens == 0):
                 return Echo(session, self.pair.tokenizer, asked, number=number)
             return completed(session, asked, asked.prompt(number))
         return session.stream(asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top)

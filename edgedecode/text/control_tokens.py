@@ -34,6 +34,13 @@ def rest_of(text: str, start: int) -> str:
     return Rendered(text[start:], text.shielded[start:]) if isinstance(text, Rendered) else text[start:]
 
 
+def joined(text: str, more: str) -> str:
+    """Return two texts as one, shielded where they were."""
+    parts = [each.shielded if isinstance(each, Rendered) else each for each in (text, more)]
+    whole, shielded = f"{text}{more}", "".join(parts)
+    return whole if whole == shielded else Rendered(whole, shielded)
+
+
 @dataclass(frozen=True, slots=True)
 class Shield:
     """Replaces characters of one conversation's messages. stand_ins: the stand-in of each character.

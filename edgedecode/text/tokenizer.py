@@ -142,10 +142,10 @@ class Tokenizer:
         text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
         return text if shield is None else shield.lifted(text)
 
-    def without_controls(self, text: str) -> str:
-        """Return a text in which `encode` finds no special token, although it may spell some."""
+    def without_controls(self, text: str, *, role: str = "user") -> str:
+        """Return a text in which `encode` finds no special token, although it may spell some. role: who wrote it."""
         shield = self._control.shield([text])
-        return text if shield is None else shield.lifted(shield.over(text, role="user"))
+        return text if shield is None else shield.lifted(shield.over(text, role=role))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids. Unknown ids add nothing, incomplete characters become U+FFFD. Raises InputError."""

@@ -17,7 +17,7 @@ from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import Conversation
 from ..requests.fields import made_of, one_of, read_body, typed_part, unfollowed
-from ..requests.openai import ChatBody, Effort, Most, Seed, Stop, asked_chat, most_tokens
+from ..requests.openai import ChatBody, Effort, Most, Seed, Stop, asked_chat, can_continue, most_tokens
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ChoiceBody, ToolBody
 
@@ -99,6 +99,7 @@ def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body. Raises InputError."""
     value, body = read_body(data, MessagesBody)
     conversation, notes = _conversation(body)
+    messages, form = conversation.read(), _form(body)
     chat = made_of(
         body,
         ChatBody,
@@ -109,8 +110,9 @@ def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is False,
         reasoning_effort=_effort(body),
+        continue_final_message=can_continue(messages[-1], body.tools, form),
     )
-    asked = asked_chat(chat, defaults, messages=conversation.read(), form=_form(body))
+    asked = asked_chat(chat, defaults, messages=messages, form=form)
     most = None if body.max_tokens is None else most_tokens("max_tokens", body.max_tokens, least=1)
     if body.thinking is not None and body.thinking.budget_tokens:
         notes.append("thinking.budget_tokens was not followed: a thought ends by itself")

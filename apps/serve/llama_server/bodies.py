@@ -15,7 +15,7 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from ..requests.answer_form import read_form
 from ..requests.asked import Asked, FillIn
 from ..requests.fields import made_of, read_body, read_object, unfollowed
-from ..requests.openai import ChatBody, CompletionBody, PromptField, asked_completion, read_chat
+from ..requests.openai import NOT_CONTINUED, ChatBody, CompletionBody, PromptField, asked_completion, read_chat
 
 _PROBABILITIES = Meta(
     ge=0, le=MOST_TOP_LOGPROBS, description="How many of the likeliest tokens to report at each position; 0: none."
@@ -50,11 +50,14 @@ class InfillBody(LlamaBody, frozen=True, kw_only=True):
 def read_template(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /apply-template. Raises InputError."""
     value = read_object(data)
-    chat = json.dumps({name: each for name, each in value.items() if name in ChatBody.__struct_fields__})
-    asked, notes = read_chat(chat.encode(), defaults), unfollowed(value, ChatBody)
-    if value.get("add_generation_prompt") is False:
+    known = {name: each for name, each in value.items() if name in ChatBody.__struct_fields__}
+    asked = read_chat(json.dumps(known | {"add_generation_prompt": None}).encode(), defaults)
+    notes = [*asked.notes, *unfollowed(value, ChatBody)]
+    if asked.role == "assistant":
+        asked, notes = replace(asked, continues=True), [note for note in notes if note != NOT_CONTINUED]
+    elif value.get("add_generation_prompt") is False:
         notes.append("add_generation_prompt was not followed: the answer's beginning is there")
-    return replace(asked, notes=(*asked.notes, *notes))
+    return replace(asked, notes=tuple(notes))
 
 
 def read_llama_completion(data: bytes, defaults: SamplingOptions) -> Asked:

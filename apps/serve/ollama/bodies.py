@@ -17,7 +17,16 @@ from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import CallBody, Conversation, MessageBody
 from ..requests.fields import made_of, one_of, read_body, unfollowed
-from ..requests.openai import ChatBody, CompletionBody, Seed, Stops, asked_chat, asked_completion, most_tokens
+from ..requests.openai import (
+    ChatBody,
+    CompletionBody,
+    Seed,
+    Stops,
+    asked_chat,
+    asked_completion,
+    can_continue,
+    most_tokens,
+)
 from ..requests.sampling import SamplingBody, read_sampling
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
@@ -99,17 +108,19 @@ def _chat(
     tools: list[ToolBody] | None,
 ) -> Asked:
     think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
-    messages = given or [_Message("user", "")]
+    bodies = given or [_Message("user", "")]
+    messages, form = _messages(bodies), _form(body.format)
     chat = made_of(
         _options(body),
         ChatBody,
-        messages=messages,
+        messages=bodies,
         tools=tools,
         reasoning_effort=think,
         truncation="disabled" if False in (body.truncate, body.shift) else "auto",
+        continue_final_message=can_continue(messages[-1], tools, form),
         **_head(body),
     )
-    asked = asked_chat(chat, defaults, messages=_messages(messages), form=_form(body.format))
+    asked = asked_chat(chat, defaults, messages=messages, form=form)
     asked = asked if given else replace(asked, answers=0, stream=False)  # only whether the model is there
     return _limited(asked, body, value)
 

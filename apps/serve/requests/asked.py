@@ -78,9 +78,11 @@ class Asked:
     text: str = ""
     messages: tuple[Message, ...] = ()
     chat: bool = False
+    continues: bool = False
+    """Whether a chat's answer goes on where its last message, the assistant's, ends."""
     max_tokens: int | None = None
     prompts: tuple[Prompt, ...] = ()
-    """What completions continue; of a chat: none."""
+    """What completions continue, or a chat's answer that goes on; of other chats: none."""
     echo: bool = False
     """Whether completions begin with their prompt."""
     fill_in: FillIn | None = None
@@ -146,8 +148,8 @@ class Asked:
             base.details,
             ignore_eos=self.ignore_eos or base.details.ignore_eos,
             when_full=WhenFull.DROP if self.truncates else WhenFull.STOP,
-            # A grammar covers the whole answer, so that there is no place to think in.
-            think="off" if grammar is not None else self.think or base.details.think,
+            # A grammar covers the whole answer, as does one that goes on, so that there is no place to think in.
+            think="off" if grammar is not None or self.continues else self.think or base.details.think,
             template_arguments={**base.details.template_arguments, **self.template_arguments},
         )
         if self.model.mode == PLAIN:

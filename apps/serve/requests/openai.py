@@ -29,6 +29,7 @@ PromptField: TypeAlias = str | Annotated[list[str | int | list[int]], Meta(min_l
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
 _NO_LIMIT = 1 << 24
+NOT_CONTINUED = "the answer is a message after the assistant's, which it does not continue"
 _UNSTORED = "store was not followed: no answer can be retrieved later"
 _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer ends where it is whole"
 _DROPS = "auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it."
@@ -73,6 +74,8 @@ class ChatBody(_Body, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
+    continue_final_message: Annotated[bool, Meta(description="The answer goes on where it ends.")] | None = None
+    add_generation_prompt: Annotated[bool, Meta(description="false: as continue_final_message.")] | None = None
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True):
@@ -116,8 +119,12 @@ def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     notes = [*left_out(body.tools or []), *asked.notes]
-    if last.role == "assistant":  # as OpenAI's servers do; some others would continue it
-        notes.append("the answer is a message after the assistant's, which it does not continue")
+    asked = replace(asked, continues=bool(body.continue_final_message) or body.add_generation_prompt is False)
+    if asked.continues and not can_continue(last, body.tools, form):
+        name = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        raise InputError(f"{name}: only the assistant's message goes on, without a thought, and no tools or form")
+    if last.role == "assistant" and not asked.continues:  # as OpenAI's servers do
+        notes.append(NOT_CONTINUED)
     if body.verbosity in ("low", "high"):
         notes.append("verbosity was not followed: say in a message how long to answer")
     schema = None if form is None else form.schema
@@ -128,6 +135,11 @@ def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[
         raise InputError("tools go with a JSON Schema only, not with a regular expression, choices or a grammar")
     notes += map(str, tools.changes)
     return replace(asked, grammar=tools.grammar, tools=tools, messages=tools.introduced(before), notes=tuple(notes))
+
+
+def can_continue(last: Message, tools: Sequence[object] | None, form: Form | None) -> bool:
+    """Return whether an answer can go on where the last message ends: a grammar covers answers from their beginning."""
+    return last.role == "assistant" and not last.thought and not tools and form is None
 
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
