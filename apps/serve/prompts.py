@@ -11,6 +11,7 @@ from edgedecode.text.fill_in import can_fill_in, fill_in_prompt
 from edgedecode.text.template_switches import template_arguments
 
 from .offered import context_length
+from .reasoning import THOUGHT_BEGINS, THOUGHT_ENDS
 from .requests.asked import Asked
 from .running import Service
 
@@ -36,7 +37,10 @@ def continued(asked: Asked, service: Service) -> Asked:
 def _rendered(asked: Asked, service: Service, source: Encoder) -> str:
     if not asked.continues:
         return source.render((*asked.messages, asked.message))
-    return joined(source.render(asked.messages), service.pair.tokenizer.without_controls(asked.text, role="assistant"))
+    text = source.render(asked.messages)
+    if text.rstrip().endswith(THOUGHT_BEGINS):  # what goes on is no thought
+        text = joined(text, f"\n{THOUGHT_ENDS}\n\n")
+    return joined(text, service.pair.tokenizer.without_controls(asked.text, role="assistant"))
 
 
 def filled_in(asked: Asked, service: Service) -> Asked:

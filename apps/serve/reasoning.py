@@ -10,7 +10,7 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .requests.asked import Asked
 
-_BEGIN, _END = "<think>", "</think>"
+THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
 """What most families write (Qwen 3, SmolLM 3, DeepSeek, Granite)."""
 
 
@@ -45,18 +45,19 @@ class Thoughts:
     def _begin(self, ended: bool) -> None:
         """Decide whether the answer begins with a thought, as far as its text tells."""
         begun = self._held.lstrip()
-        if begun.startswith(_BEGIN):
-            self._held, self._state = begun.removeprefix(_BEGIN), "thought"
-        elif ended or not _BEGIN.startswith(begun):
+        if begun.startswith(THOUGHT_BEGINS):
+            self._held, self._state = begun.removeprefix(THOUGHT_BEGINS), "thought"
+        elif ended or not THOUGHT_BEGINS.startswith(begun):
             self._state = "text"
 
     def _think(self, ended: bool) -> str:
         """Take the thought from what is held, up to its end or what may be the beginning of it."""
-        thought, end, rest = self._held.partition(_END)
+        thought, end, rest = self._held.partition(THOUGHT_ENDS)
         if end:
             self._held, self._state = rest, "after"
             return thought
-        keep = 0 if ended else next((size for size in range(len(_END) - 1, 0, -1) if thought.endswith(_END[:size])), 0)
+        sizes = range(0 if ended else len(THOUGHT_ENDS) - 1, 0, -1)
+        keep = next((size for size in sizes if thought.endswith(THOUGHT_ENDS[:size])), 0)
         self._held = thought[len(thought) - keep :]
         return thought[: len(thought) - keep]
 
@@ -64,11 +65,11 @@ class Thoughts:
 def thoughts_of(tokenizer: Tokenizer, arguments: Mapping[str, object], think: str) -> Thoughts | None:
     """Return how answers are parted whose template has these arguments; None: the model does not think in tags."""
     source = tokenizer.chat_template.source
-    if _END not in source and tokenizer.token_to_id(_END) is None:
+    if THOUGHT_ENDS not in source and tokenizer.token_to_id(THOUGHT_ENDS) is None:
         return None
     given = template_arguments(source, arguments, think=think)
     prompt = tokenizer.render([Message("user", "x")], arguments=given)
-    return Thoughts(opened=prompt.rstrip().endswith(_BEGIN))
+    return Thoughts(opened=prompt.rstrip().endswith(THOUGHT_BEGINS))
 
 
 def as_able(asked: Asked, source: str) -> Asked:

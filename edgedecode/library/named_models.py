@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgedecode.errors import ManifestError
 from edgedecode.user_notices import notice
 
-from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path
+from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path, without_hub
 from .stored import StoredModel, advice_on_head, named
 from .stores import stored_models
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def model_named(name: str | Path) -> tuple[Path, str]:
     """Return the GGUF file or the pack's folder of the model of this name, and its name. Raises ManifestError."""
+    name = without_hub(name) if isinstance(name, str) else name
     is_file = is_path(str(name)) and not is_hub_name(str(name))
     missing = f"there is no {'file' if Path(name).suffix in MODEL_FILES else 'folder'}"
     if isinstance(name, Path) or (is_file and Path(name).name != name):
@@ -65,6 +66,7 @@ def offer_of(word: str) -> "Offer":
 
 def pull(word: str) -> tuple[StoredModel, bool]:
     """Return the model of this name, and whether it was downloaded now. Raises ManifestError."""
+    word = without_hub(word)
     if word == BUNDLED:
         raise ManifestError(f"{BUNDLED} is the bundled pack, which is here: `edgedecode run {BUNDLED}`")
     from edgedecode.pack.hub import hub_pack_folder

@@ -8,6 +8,8 @@ BUNDLED, BUNDLED_PACK = "demo", Path(__file__).parents[1] / "packs" / "demo"
 """The bundled pack's name, unless the current folder has a pack of this name, and its folder."""
 MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:\w[\w.-]*|(/\w[\w.-]*)+\.gguf)?")
+_HUB = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/", re.IGNORECASE)
+"""What Ollama's users and browsers write before a hub id."""
 _PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
 """How a path begins that is not a hub id. One slash alone begins a command of a chat."""
 _GGUF = b"GGUF"
@@ -16,6 +18,12 @@ _GGUF = b"GGUF"
 def is_hub_name(word: str) -> bool:
     """Return whether a word is a hub id, alone or with a type or a file: owner/name, owner/name:Q8_0."""
     return bool(_HUB_NAME.fullmatch(word)) and not (is_path(word) and word.count("/") < 2)
+
+
+def without_hub(word: str) -> str:
+    """Return a hub id without the hub's address, if it begins with that."""
+    name = _HUB.sub("", word, 1) if _HUB.match(word) else word
+    return name if is_hub_name(name) else word
 
 
 def is_path(word: str) -> bool:

@@ -65,6 +65,7 @@ def test_a_model_is_pulled_used_and_deleted(server: Several, made: Callable[...,
     assert names(server) == ["owner/tiny:Q8_0", "demo"]
     assert server.answer({"model": "owner/tiny", "prompt": "Hi", "stream": False}, "/api/generate")["done"]
     assert server.held == ["owner/tiny:Q8_0"]
+    assert server.answer({"model": "hf.co/owner/tiny"}, "/api/show")["details"]["quantization_level"] == "Q8_0"
     assert deleted(server, "owner/tiny:Q8_0") == (200, "")  # it is idle, and leaves memory
     assert (names(server), server.held) == (["demo"], [])
     assert not list((tmp_path / "cache" / "models").rglob("*.gguf"))

@@ -45,6 +45,16 @@ def server(thinker: Path) -> Iterator[Running]:
         yield running
 
 
+def test_what_goes_on_is_no_thought(tmp_path: Path) -> None:
+    pack = with_template(tmp_path / "pack", "{% if add_generation_prompt %}<think>\n{% endif %}")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    with edgedecode.load(pack, runtime="onnx") as pair, Running(pair) as running:
+        prompt = running.answer({"messages": messages}, "/apply-template")["prompt"]
+        assert prompt.endswith("<think>\n\n</think>\n\nWell")
+        given = {"messages": messages, "continue_final_message": True, "max_tokens": 4}
+        assert "reasoning_content" not in running.answer(given)["choices"][0]["message"]
+
+
 def prompt_tokens(server: Running, path: str = CHAT, **fields: Any) -> int:
     usage = server.answer(body(path, "Hi", 2) | fields, path)["usage"]
     return int(usage.get("prompt_tokens", usage.get("input_tokens")))

@@ -44,7 +44,13 @@ def test_the_preferred_file_is_pulled_and_has_its_digest_checked(server: HubServ
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("owner/m:q8_0", "sub/m-Q8_0.gguf"), ("owner/m/m-F16.gguf", "m-F16.gguf"), ("owner/m", "sub/m-Q8_0.gguf")],
+    [
+        ("owner/m:q8_0", "sub/m-Q8_0.gguf"),
+        ("owner/m/m-F16.gguf", "m-F16.gguf"),
+        ("owner/m", "sub/m-Q8_0.gguf"),
+        ("hf.co/owner/m:F16", "m-F16.gguf"),
+        ("https://huggingface.co/owner/m", "sub/m-Q8_0.gguf"),
+    ],
 )
 def test_a_type_or_a_file_is_named(name: str, file: str, server: HubServer, say: Say, tmp_path: Path) -> None:
     names = ("sub/m-Q8_0.gguf", "m-F16.gguf", "m-IQ2_XXS.gguf", "mmproj-m-Q4_K_M.gguf", "m-Q4_K_M-00002-of-00002.gguf")

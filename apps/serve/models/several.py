@@ -10,6 +10,7 @@ from time import monotonic, time
 from typing import Protocol
 
 from edgedecode import BudgetExceeded, Pair, SessionOptions
+from edgedecode.library.names import without_hub
 from edgedecode.memory.budget import Budget, SharedBudget
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.user_notices import show_work
@@ -101,7 +102,7 @@ class SeveralModels:
             return ModelName(listed[0].name)
         names = {alias.casefold(): each.name for each in reversed(listed) for alias in each.aliases}
         names |= {each.name.casefold(): each.name for each in reversed(listed)}
-        for model in ModelName.readings(name):
+        for model in ModelName.readings(without_hub(name)):
             for word in (model.pack, model.pack.removesuffix(LATEST)):
                 if (pack := names.get(word.casefold())) is not None:
                     if len(self._found) >= _MOST_NAMES:

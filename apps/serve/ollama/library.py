@@ -17,7 +17,7 @@ from starlette.responses import Response
 from edgedecode import EdgeDecodeError, InputError, ManifestError
 from edgedecode.errors import cause
 from edgedecode.library.named_models import pull
-from edgedecode.library.names import is_path
+from edgedecode.library.names import is_path, without_hub
 from edgedecode.library.removal import pulled_model, removable, remove
 from edgedecode.user_notices import ask_before_downloads, show_work
 
@@ -35,8 +35,6 @@ _LAST_SECONDS = 5.0
 """For pulls to end once the server closes."""
 _TICK = 0.2
 """Seconds between two looks at a download's progress."""
-_HOSTS = ("hf.co/", "huggingface.co/")
-"""What names of the hub's models begin with in Ollama."""
 
 
 class PullBody(Struct, frozen=True):
@@ -74,9 +72,7 @@ class LibraryEndpoints:
         data = await request.body()
         value = read_object(data)
         body = typed_body({"model": value.get("name"), **value}, PullBody)
-        name = body.model
-        for host in _HOSTS:
-            name = name.removeprefix(host)
+        name = without_hub(body.model)
         if is_path(name) or name.startswith("/") or "\0" in name:
             raise InputError(f"{name[:80]!r} is a path: give a hub id (owner/name) or a package's name")
         found = self._pull(name) if self._models.serves_library else await self._served(name)
