@@ -154,8 +154,7 @@ def _schema(kind: type) -> _Object:
 def _renamed(value: Any) -> Any:  # noqa: ANN401  (JSON)
     """Return the schemas without the leading underscore of types that are private to a module."""
     if isinstance(value, dict):
-        plain = value.keys() - {"pattern"} if "enum" in value else value  # it says the same
-        return {name.lstrip("_"): _renamed(value[name]) for name in value if name in plain}
+        return {name.lstrip("_"): _renamed(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_renamed(each) for each in value]
     return value.replace("/_", "/").removeprefix("_") if isinstance(value, str) else value

@@ -6,7 +6,7 @@ them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -16,7 +16,7 @@ from edgedecode.typed_json import JsonValue
 from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import Conversation
-from ..requests.fields import made_of, one_of, read_body, typed_part, unfollowed
+from ..requests.fields import made_of, read_body, typed_part, unfollowed
 from ..requests.openai import ChatBody, Effort, Most, Seed, Stop, asked_chat, can_continue, most_tokens
 from ..requests.sampling import SamplingBody
 from ..requests.tool_fields import ChoiceBody, ToolBody
@@ -46,7 +46,7 @@ class _Block(Struct, frozen=True, kw_only=True):
 
 
 class _Turn(Struct, frozen=True):
-    role: Annotated[str, one_of("user", "assistant", "system")]
+    role: Literal["user", "assistant", "system"]
     content: str | list[_Block]
 
 
@@ -63,13 +63,13 @@ class _FunctionBlock(Struct, frozen=True, kw_only=True):
 class _Choice(Struct, frozen=True, kw_only=True):
     """disable_parallel_tool_use: false allows several calls; default: one."""
 
-    type: Annotated[str, one_of(*_CHOICES, "tool")]
+    type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class _Thinking(Struct, frozen=True, kw_only=True):
-    type: Annotated[str, one_of("enabled", "disabled", "adaptive")]
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
 
 

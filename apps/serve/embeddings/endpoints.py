@@ -18,7 +18,7 @@ from ..models.one import Loaded, Models
 from ..ollama.keep_alive import KeepAlive, keep_seconds
 from ..ollama.models import Name
 from ..requests.asked import Prompt
-from ..requests.fields import check_fields, one_of, read_body
+from ..requests.fields import check_fields, read_body
 from ..requests.openai import PromptField, read_prompts
 from ..running import Service
 from ..streams import unless_gone
@@ -32,7 +32,7 @@ class EmbeddingBody(Struct, frozen=True, kw_only=True):
 
     input: PromptField
     model: str | None = None
-    encoding_format: Annotated[str, one_of("float", "base64")] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
 
 

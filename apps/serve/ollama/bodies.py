@@ -5,21 +5,21 @@ Ollama ignores what it does not know. Here the reply names it: nothing that was 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
-from edgedecode.text.chat_template import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import CallBody, Conversation, MessageBody
-from ..requests.fields import made_of, one_of, read_body, unfollowed
+from ..requests.fields import made_of, read_body, unfollowed
 from ..requests.openai import (
     ChatBody,
     CompletionBody,
+    Effort,
     Seed,
     Stops,
     asked_chat,
@@ -55,9 +55,9 @@ class _Body(Struct, frozen=True, kw_only=True):
 
     model: Name
     stream: bool | None = None
-    format: Annotated[str, one_of("json", "")] | dict[str, Any] | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
     options: _Options | None = None
-    think: bool | Annotated[str, one_of(*EFFORTS, "")] | None = None
+    think: bool | Effort | Literal[""] | None = None
     keep_alive: KeepAlive | None = None
     truncate: bool | None = None
     shift: bool | None = None

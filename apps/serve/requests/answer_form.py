@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -14,7 +14,6 @@ from edgedecode.structured.guidance import check_rules
 from edgedecode.structured.loosening import OPEN, nearest
 from edgedecode.typed_json import JsonValue
 
-from .fields import one_of
 from .sampling import SamplingBody
 
 _Schema: TypeAlias = dict[str, Any] | bool | str
@@ -55,7 +54,7 @@ class FormatBody(Struct, frozen=True):
     or llama.cpp's syntax.
     """
 
-    type: Annotated[str, one_of("text", "json_object", "json_schema", "regex", "grammar")] = "text"
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
     json_schema: dict[str, Any] | bool | None = None
     schema: _Schema | None = None
     pattern: str | None = None

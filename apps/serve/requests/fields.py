@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, MsgspecError, Struct
 from msgspec.json import decode
@@ -53,15 +53,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that this server does not offer, with their neutral values, which are accepted like null."""
 
-_NOT_ONE = re.compile(r" is ('.*'|\".*\"): expected str matching regex '\^\((.*?)\|?\)\$'$")
-"""An error about `one_of`."""
+_NOT_ONE = re.compile(r"(\S+) is (.*): invalid enum value .*")
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """Newer fields for the same."""
-
-
-def one_of(*values: str, description: str | None = None) -> Meta:
-    """Allow these values, which an error names."""
-    return Meta(pattern=f"^({'|'.join(values)})$", description=description, extra_json_schema={"enum": [*values]})
 
 
 def enum(*values: str) -> Meta:
@@ -171,6 +165,19 @@ def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
     except ValueError as error:
         message = str(error).removeprefix("body.").removeprefix("body: ")
         message = message.replace(" is '[]': expected array of length >= 1", " is empty: give one or more")
-        message = _NOT_ONE.sub(lambda found: f" must be one of {found[2].replace('|', ', ')}, not {found[1]}", message)
+        if (wrong := _NOT_ONE.fullmatch(message)) is not None:
+            allowed = filter(None, _allowed(kind, re.findall(r"\w+", wrong[1])))
+            message = f"{wrong[1]} must be one of {', '.join(allowed)}, not {wrong[2]}"
         missing = message.removeprefix("object missing required field ")
         raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None
+
+
+def _allowed(kind: Any, steps: Sequence[str]) -> Iterator[str]:  # noqa: ANN401  (any type)
+    """Yield the values that the field of a path may have, which begins in a value of this type."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif inner := get_args(kind):  # a list, or some types of which the value has one
+        for each in inner:
+            yield from _allowed(each, steps[1:] if get_origin(kind) is list else steps)
+    elif steps and issubclass(kind, Struct) and steps[0] in kind.__struct_fields__:
+        yield from _allowed(get_type_hints(kind)[steps[0]], steps[1:])

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.text.chat_template import EFFORTS
 
 from .answer_form import Form, FormBody, read_form
 from .asked import Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
-from .fields import check_fields, enum, one_of, read_body
+from .fields import check_fields, enum, read_body
 from .sampling import read_sampling
 from .tool_fields import CHOICES, ChoiceBody, ToolBody, left_out
 from .tools import read_tools
@@ -33,9 +32,10 @@ NOT_CONTINUED = "the answer is a message after the assistant's, which it does no
 _UNSTORED = "store was not followed: no answer can be retrieved later"
 _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer ends where it is whole"
 _DROPS = "auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it."
-Truncation: TypeAlias = Annotated[str, one_of("auto", "disabled", description=_DROPS)]
-Verbosity: TypeAlias = Annotated[str, one_of("low", "medium", "high")]
-Effort: TypeAlias = Annotated[str, one_of(*EFFORTS)]
+Truncation: TypeAlias = Annotated[Literal["auto", "disabled"], Meta(description=_DROPS)]
+Verbosity: TypeAlias = Literal["low", "medium", "high"]
+Effort: TypeAlias = Literal["off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""As in `EFFORTS`."""
 Choice: TypeAlias = Annotated[str, enum(*CHOICES)] | ChoiceBody
 Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=16)]
 
