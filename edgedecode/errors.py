@@ -76,6 +76,14 @@ class ContextExceeded(InputError):
         return cls(f"prompt is too long: {found} > {context - room} maximum ({limit}): {remedy}")
 
 
+def room_for(tokens: int, *, context: int, longest: int) -> str:
+    """Return what helps a prompt of so many tokens in a context. longest: the largest one that the model allows."""
+    raised = context < longest and tokens < longest
+    return "shorten it, or " + (
+        f"raise --ctx-size (up to {longest})" if raised else "use a model with a longer context"
+    )
+
+
 class ManifestError(EdgeDecodeError):
     """A pack, or a file in it, is missing, damaged, invalid, or of a newer format."""
 

@@ -19,7 +19,7 @@ from .echo import Echo, completed
 from .models.idle_sessions import IdleSession, IdleSessions
 from .models.places import CLOSING, Busy, Places
 from .reasoning import Thoughts, thoughts_of
-from .requests.asked import PLAIN, SWITCH, Asked
+from .requests.asked import NO_LIMIT, PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
 
 _ROWS = 16
@@ -167,6 +167,8 @@ class Service:
 
         Raises Busy, and the errors of a session.
         """
+        if asked.max_tokens is None:  # clients that give no limit expect the whole answer, however long it is
+            asked = replace(asked, max_tokens=self.pair.manifest.generation.max_tokens or NO_LIMIT)
         await self.places.take()
         count = self.together(asked)
         try:

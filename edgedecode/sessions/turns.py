@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import ContextExceeded
+from edgedecode.errors import ContextExceeded, room_for
 from edgedecode.options import SessionDetails, SessionOptions, WhenFull, planned_context
 from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Sampler
@@ -97,8 +97,9 @@ class Turns:
             turn = self.transcript.fitting_turn(prompt, context=self.context, room=room)
         room = min(limit, 1)
         if len(turn.tokens) + room > self.context:
-            more = f", or raise --ctx-size (up to {self._most})" if self._most > self.context else ""
-            raise ContextExceeded.of(f"{len(turn.tokens)} tokens", self.context, remedy=f"shorten it{more}", room=room)
+            tokens = len(turn.tokens)
+            remedy = room_for(tokens, context=self.context, longest=self._most)
+            raise ContextExceeded.of(f"{tokens} tokens", self.context, remedy=remedy, room=room)
         return turn
 
     @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from edgedecode.errors import BudgetExceeded, ContextExceeded
+from edgedecode.errors import BudgetExceeded, ContextExceeded, room_for
 from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.process_memory import release_pages
 
@@ -56,8 +56,7 @@ class Encoder:
         in_turn: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
         self._tokenizer, self._arguments = tokenizer, arguments
-        self._capacity = capacity
-        self._remedy = "shorten it" + (f", or raise --ctx-size (up to {longest})" if longest > capacity else "")
+        self._capacity, self._longest = capacity, longest
         self._budget, self._in_turn = budget, in_turn
         self._piece = _piece(tokenizer)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
@@ -100,15 +99,18 @@ class Encoder:
             normalized += _utf8_nbytes(self._tokenizer.normalized(piece))
             tokens += len(self._tokenizer.encode(piece))
             if tokens > OVERFLOW_FACTOR * self._capacity:
-                found = f"over {OVERFLOW_FACTOR * self._capacity} tokens"
-                raise ContextExceeded.of(found, self._capacity, remedy=self._remedy)
+                whole = tokens * len(text) // min(len(text), start + self._piece)
+                raise self._too_long(f"about {whole} tokens", whole)
         return normalized, tokens
 
     def _check_length(self, size: int) -> None:
         if size > self._most_nbytes:
             fewest = -(-size // (4 * self._tokenizer.longest_token))  # `_most_nbytes` in tokens
-            found = f"{size} bytes of text, at least {fewest} tokens"
-            raise ContextExceeded.of(found, self._capacity, remedy=self._remedy)
+            raise self._too_long(f"{size} bytes of text, at least {fewest} tokens", fewest)
+
+    def _too_long(self, found: str, tokens: int) -> ContextExceeded:
+        remedy = room_for(tokens, context=self._capacity, longest=self._longest)
+        return ContextExceeded.of(found, self._capacity, remedy=remedy)
 
     @contextmanager
     def _room(self, nbytes: int) -> Iterator[None]:

@@ -227,3 +227,27 @@ def test_anthropics_client_chats(server: Running) -> None:
         pytest.raises(anthropic.AuthenticationError, match="X-Api-Key"),
     ):
         client.messages.create(**given, max_tokens=8)
+
+
+def test_anthropics_tool_runner_goes_on_without_a_thread(server: Running) -> None:
+    """It asks the server to hold the conversation, and sends the whole one where it reads that the server cannot."""
+    anthropic = pytest.importorskip("anthropic")
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "rain"
+
+    given: dict[str, Any] = {"model": "demo", "max_tokens": 60, "messages": [{"role": "user", "content": QUESTION}]}
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key=KEY, max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            **given, tools=[weather], tool_choice={"type": "any"}, max_iterations=2, extra_body={"temperature": 0}
+        )
+        replies = [*runner]
+        with pytest.raises(anthropic.BadRequestError, match="holds no conversations") as refused:
+            client.beta.messages.create(**given, thread={"type": "create"})
+    assert [each.stop_reason for each in replies] == ["tool_use", "tool_use"]
+    assert asked
+    assert refused.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}

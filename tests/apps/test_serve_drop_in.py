@@ -130,7 +130,7 @@ def test_verbosity_is_said_not_to_be_followed(path: str, fields: dict[str, Any],
 @pytest.mark.parametrize("path", PATHS)
 def test_overflow_is_said_in_words_that_clients_know(path: str, server: Running) -> None:
     error = server.refuses(body(path, "word " * 400), path=path)
-    found = re.match(r"prompt is too long: (?:over )?(\d+) tokens > (\d+) maximum", error["message"])
+    found = re.match(r"prompt is too long: (?:about )?(\d+) tokens > (\d+) maximum", error["message"])
     assert found is not None, error
     assert int(found[1]) > int(found[2]) == 255
     assert "this model's maximum context length is 256 tokens" in error["message"]

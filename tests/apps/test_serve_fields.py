@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from tests.apps.serving import CHAT, COMPLETIONS, FLAT, PATHS, QUESTION, RESPONS
 # isort: split
 from jsonschema import Draft202012Validator
 
-from edgedecode import CapabilityError, InputError, SamplingOptions, SessionDetails, SessionOptions
+from edgedecode import CapabilityError, InputError, Pair, SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.openapi import description
 from edgedecode.apps.serve.rounds import Piece
+from edgedecode.options import DEFAULT_MAX_TOKENS
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.structured.schema_check import checked_schema
+from tests.apps.conftest import opened_toy
 
 SERVER = {"options": SessionOptions(context=256)}
 
@@ -210,3 +213,19 @@ def test_the_description_has_the_ranges(name: str) -> None:
     assert by_id["additionalProperties"]["maximum"] == 100
     assert pairs["items"]["prefixItems"][0] == {"type": "integer"}
     assert found["repeat_penalty"]["anyOf"][0]["minimum"] == 1e-6
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_limit_an_answer_goes_on_to_the_contexts_end(path: str, tmp_path: Path) -> None:
+    """Codex and aider give none, and answers of whole files are longer than the 512 tokens of a session."""
+    with opened_toy(tmp_path) as pair, Running(pair) as server:
+        reply = server.answer(body(path, most=None, ignore_eos=True), path)
+        usage = reply["usage"]
+        assert usage["total_tokens"] == 1024
+        assert usage.get("completion_tokens", usage.get("output_tokens")) > DEFAULT_MAX_TOKENS
+
+
+def test_a_packs_own_limit_is_followed(pair: Pair) -> None:
+    with Running(pair) as server:
+        usage = server.answer(body(CHAT, most=None, ignore_eos=True))["usage"]
+        assert usage["completion_tokens"] == pair.manifest.generation.max_tokens

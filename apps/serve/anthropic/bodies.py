@@ -29,6 +29,10 @@ no request would continue the conversation before."""
 _NO_EFFECT = ("betas", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics")
 
 
+class NoThreads(InputError):
+    """A request is to be held, or to go on with one that was. Clients that read so send the whole conversation."""
+
+
 class _Block(Struct, frozen=True, kw_only=True):
     """A part of a message. content: of a tool's result, or of a document, whose `source` has it."""
 
@@ -93,11 +97,14 @@ class MessagesBody(SamplingBody, frozen=True, kw_only=True):
     output_config: _Output | None = None
     output_format: FormatBody | None = None
     seed: Seed | None = None
+    thread: Annotated[dict[str, Any], Meta(description="Refused: this server holds no conversation.")] | None = None
 
 
 def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body. Raises InputError."""
     value, body = read_body(data, MessagesBody)
+    if body.thread is not None:
+        raise NoThreads("thread: this server holds no conversations: send the whole one without this field")
     conversation, notes = _conversation(body)
     messages, form = conversation.read(), _form(body)
     chat = made_of(

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 ErrorType: TypeAlias = Literal["invalid_request_error", "server_error", "requests"]
 _ANTHROPIC = {
@@ -14,6 +14,8 @@ _ANTHROPIC = {
     503: "overloaded_error",
 }
 """Anthropic's types of errors by status; of others, `api_error` from 500 on and else `invalid_request_error`."""
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's code by which clients know to send the whole conversation."""
 
 
 _LLAMA = {
@@ -44,9 +46,14 @@ class OllamaError(Struct):
     error: str
 
 
+class AnthropicErrorCode(Struct):
+    error_code: str
+
+
 class AnthropicErrorDetails(Struct):
     type: str
     message: str
+    details: AnthropicErrorCode | UnsetType = UNSET
 
 
 class AnthropicError(Struct, tag_field="type", tag="error"):
@@ -85,13 +92,14 @@ def error_form(path: str, status: int, error: ErrorDetails) -> Error | OllamaErr
         return OllamaError(error.message)
     if kind is LlamaError:
         return llama_error(status, error.message, error.code)
-    return Error(error) if kind is Error else anthropic_error(status, error.message)
+    return Error(error) if kind is Error else anthropic_error(status, error.message, error.code)
 
 
-def anthropic_error(status: int, message: str) -> AnthropicError:
-    """Return an error in Anthropic's form."""
+def anthropic_error(status: int, message: str, code: str | None = None) -> AnthropicError:
+    """Return an error in Anthropic's form. code: is left out but where it is one of Anthropic's."""
     kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return AnthropicError(AnthropicErrorDetails(kind, message))
+    details = AnthropicErrorCode(code) if code == NO_THREADS else UNSET
+    return AnthropicError(AnthropicErrorDetails(kind, message, details))
 
 
 _KINDS: dict[str, _Kind] = {

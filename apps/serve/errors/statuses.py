@@ -11,6 +11,7 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError
 from edgedecode.errors import cause
 from edgedecode.structured.matching import GrammarFailed
 
+from ..anthropic.bodies import NoThreads
 from ..embeddings.endpoints import EmbeddingBody
 from ..guards import error_response
 from ..models.one import UnknownModel
@@ -18,6 +19,7 @@ from ..models.places import Busy
 from ..requests.fields import UNSUPPORTED
 from ..requests.openai import ChatBody, CompletionBody
 from ..responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
+from .forms import NO_THREADS
 
 _FIELDS = (
     frozenset(UNSUPPORTED)
@@ -43,6 +45,8 @@ async def refused(_: Request, error: Exception) -> Response:
         return error_response(500, message, kind="server_error")
     if isinstance(error, ContextExceeded):
         return error_response(400, message, code="context_length_exceeded")
+    if isinstance(error, NoThreads):
+        return error_response(400, message, code=NO_THREADS, param="thread")
     if isinstance(error, BudgetExceeded):
         return error_response(507, message, kind="server_error", code="memory")
     path = _PATH.match(message)  # messages about a field begin with its path

@@ -14,6 +14,8 @@ from .tools import Tools
 
 PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
+NO_LIMIT = 1 << 24
+"""Tokens of an answer that goes on to its end, or the context's."""
 Prompt: TypeAlias = str | tuple[int, ...]
 
 

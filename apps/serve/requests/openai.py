@@ -10,7 +10,7 @@ from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 
 from .answer_form import Form, FormBody, read_form
-from .asked import Asked, FillIn, Prompt
+from .asked import NO_LIMIT, Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, enum, read_body
 from .sampling import read_sampling
@@ -27,7 +27,6 @@ _MOST_PROMPTS = 2048
 PromptField: TypeAlias = str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
-_NO_LIMIT = 1 << 24
 NOT_CONTINUED = "the answer is a message after the assistant's, which it does not continue"
 _UNSTORED = "store was not followed: no answer can be retrieved later"
 _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer ends where it is whole"
@@ -209,7 +208,7 @@ def most_tokens(name: str, most: int, *, least: int) -> int:
     """Return the most tokens of an answer that a field of this name gives. Raises InputError."""
     if 0 <= most < least:
         raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
-    return min(most, _NO_LIMIT) if most >= 0 else _NO_LIMIT
+    return min(most, NO_LIMIT) if most >= 0 else NO_LIMIT
 
 
 def read_prompts(given: PromptField) -> tuple[Prompt, ...]:
