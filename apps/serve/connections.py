@@ -69,12 +69,15 @@ class _Connection(H11Protocol):
     head_seconds: float
     _late: asyncio.TimerHandle | None = None
     """Closes the connection while the head of a request is awaited."""
+    _unread: asyncio.TimerHandle | None = None
+    """Closes it while the client has something to read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Else a reply's body waits 40 ms for the acknowledgement of its head: asyncio turns this off only for sockets
         # that were made with the protocol's number.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` is called for whatever is not read
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
         self._await_head()
@@ -86,8 +89,19 @@ class _Connection(H11Protocol):
         else:
             self._stop_waiting()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -105,6 +119,15 @@ class _Connection(H11Protocol):
     def _await_head(self) -> None:
         if self._late is None:
             self._late = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _await_reading(self, unread: int) -> None:
+        """Drop the connection, which may be closing, unless the client reads some of what is there."""
+
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            self._await_reading(left) if left < unread else self.transport.abort()
+
+        self._unread = self.loop.call_later(self.head_seconds, look)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:

@@ -196,7 +196,7 @@ def slow_client(server: Running, **fields: object) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     client.settimeout(120)
     client.connect(("127.0.0.1", server.port))
-    client.sendall(request(asks(stream=True, max_tokens=1500, response_format=LONG, **fields)))
+    client.sendall(request(asks(**{"stream": True, "max_tokens": 1500, "response_format": LONG, **fields})))
     return client
 
 
@@ -209,6 +209,14 @@ def test_an_answer_that_is_not_read_ends_frees_its_place_and_is_there_later(pair
         found = all_of(client)
     assert b"[DONE]" in found
     assert len(found) > 150_000
+
+
+@streamed
+def test_a_client_that_never_reads_loses_its_connection(pair: Pair, *, stream: bool) -> None:
+    server = Running(pair, Limits(seconds=SECONDS), parallel=1)
+    with server, slow_client(server, n=4, stream=stream, logprobs=True, top_logprobs=20):
+        wait_for(lambda: server.service.running)
+        wait_for(lambda: not server._server.server_state.connections)
 
 
 def test_of_clients_that_do_not_read_the_one_that_is_behind_the_most_is_cut_off(
