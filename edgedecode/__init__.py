@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgedecode.sampling.log_probabilities import TokenLogprob
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
+    from edgedecode.sessions.scored import Scored
     from edgedecode.sessions.session import Session
     from edgedecode.structured.given import Candidate, Checked, TokenSet
     from edgedecode.text.messages import Message
@@ -57,6 +58,7 @@ __all__ = [
     "Rule",
     "RuntimeUnavailable",
     "SamplingOptions",
+    "Scored",
     "Session",
     "SessionDetails",
     "SessionOptions",
@@ -92,6 +94,7 @@ _MODULES = {
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
     "sampling.log_probabilities": ("TokenLogprob",),
     "sampling.weights": ("SamplingOptions",),
+    "sessions.scored": ("Scored",),
     "sessions.session": ("Session",),
     "structured.given": ("Candidate", "Checked", "TokenSet"),
     "decoding.stats": ("FinishReason", "Stats"),

@@ -21,7 +21,7 @@ PUBLIC_API = [
         "InputError",
         "LoadOptions",
     ),
-    *("ManifestError", "Message", "Pair", "Rule", "RuntimeUnavailable", "SamplingOptions", "Session"),
+    *("ManifestError", "Message", "Pair", "Rule", "RuntimeUnavailable", "SamplingOptions", "Scored", "Session"),
     *(
         "SessionDetails",
         "SessionOptions",

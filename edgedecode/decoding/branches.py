@@ -32,7 +32,7 @@ class Branch:
     stats: Stats
     tokens: list[int]
     done: bool = False
-    """Whether it has ended; who reads its verdicts may end it too."""
+    """Whether it has ended. Who reads its verdicts may end it too, or give it another one's `tokens` and `rows`."""
     rows: list[int] = field(default_factory=list, init=False)
     """The pending rows of its tokens behind the settled ones, as far as the state holds them."""
     limit: int = field(default=0, init=False)
@@ -60,9 +60,8 @@ def decode_branches(
     if rest := shared[state.length :]:  # settled, so that no branch needs a path through it
         target.forward(rest, state, rows="none", adapter=first.adapter)
         state.keep(range(len(rest)))
-    running: list[Branch] = []
     while live := [branch for branch in branches if not branch.done]:
-        running = [branch for branch in running if not branch.done]
+        running = [branch for branch in live if branch.rows]
         _settle_common(live, state)
         room = state.capacity - state.length - state.pending
         if not running or sum(len(_unread(branch, state)) for branch in running) > room:

@@ -21,6 +21,9 @@ _FIRST_RANKED = 32
 class Constraint(Protocol):
     """The state of one answer: which tokens may follow those emitted so far."""
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a new answer after a prompt."""
+
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next, as far as there is no choice."""
 

@@ -1,21 +1,24 @@
 """Several answers to one prompt, which a session decodes together in its KV cache."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgedecode.decoding.branches import Branch, decode_branches
 from edgedecode.decoding.constraint import Constraint
 from edgedecode.decoding.loop import DecodeSetting
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.turns import Turns
 from edgedecode.text.transcript import Turn
+
+if TYPE_CHECKING:  # few answers are scored
+    from edgedecode.sessions.scored import Particles
 
 _SEEDS = 1 << 64
 
@@ -30,19 +33,13 @@ class Sample(NamedTuple):
 
 
 def new_samples(
-    shared: Resources,
-    options: SessionOptions,
-    seeds: Iterable[int],
-    *,
-    stop: Sequence[str],
-    top: int | None,
-    constraint: Callable[[], Constraint | None],
+    seeds: Iterable[int], *, reply: Callable[[], Reply], budget: Budget, constraint: Callable[[], Constraint | None]
 ) -> list[Sample]:
-    """Return the answers with these seeds. constraint: makes one for an answer. Raises as it, and as `Reply.begin`."""
+    """Return the answers with these seeds. reply, constraint: begin an answer's. Raises as both."""
     return [
         Sample(
-            Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=options),
-            Stats(mode="samples", seed=each % _SEEDS, planned_nbytes=shared.budget.used_nbytes),
+            reply(),
+            Stats(mode="samples", seed=each % _SEEDS, planned_nbytes=budget.used_nbytes),
             Noise(each % _SEEDS),
             constraint(),
         )
@@ -59,10 +56,12 @@ def sampled(
     *,
     limit: int,
     rows: int,
+    particles: Callable[[Sequence[Branch], list[Reply]], "Particles"] | None = None,
 ) -> Generator[Chunk | None]:
     """Yield the chunks of all answers, and None where other threads may use the models. rows: of logits in a pass.
 
-    every: the turn of each answer. setting: called once the first has begun. The transcript stays as it was.
+    every: the turn of each answer. setting: called once the first has begun. particles: makes what scores the answers,
+    whose chunks then come at the end. The transcript stays as it was.
     """
     with turns.unrecorded(every[0]):
         yield from turns.dropped(every[0])
@@ -71,16 +70,30 @@ def sampled(
             Branch(number, setting(sample.noise, sample.constraint), sample.stats, list(turn.tokens))
             for number, (turn, sample) in enumerate(zip(every, samples, strict=True))
         ]
+        replies = [sample.reply for sample in samples]
+        scored = None if particles is None else particles(branches, replies)
         for found in decode_branches(shared.target, turns.state, branches, max_tokens=limit, most_rows=rows):
             if found is None:
                 yield None
                 continue
-            yield from [  # all are made before other threads may use the models
-                replace(chunk, number=branch.number)
+            said = [  # all are made before other threads may use the models
+                (branch.number, _said(replies[branch.number], branch, verdict, context=turns.context))
                 for branch, verdict in found
-                for chunk in _said(samples[branch.number].reply, branch, verdict, context=turns.context)
             ]
+            if scored is None:
+                yield from _numbered(said)
+            else:
+                for number, chunks in said:
+                    scored.add(number, chunks)
+                scored.resample()
+                yield None
             shared.mind_memory()
+        if scored is not None:
+            yield from _numbered(enumerate(scored.chunks))
+
+
+def _numbered(said: Iterable[tuple[int, list[Chunk]]]) -> Iterator[Chunk]:
+    return (replace(chunk, number=number) for number, chunks in said for chunk in chunks)
 
 
 def _said(reply: Reply, branch: Branch, verdict: Verdict, *, context: int) -> list[Chunk]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from edgedecode.decoding.stats import Stats
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.fair_lock import when_free
 from edgedecode.options import SessionOptions, answer_limit
 from edgedecode.sampling.sampler import answer_seed
@@ -24,6 +25,7 @@ from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
     from edgedecode.sampling.log_probabilities import TokenLogprob
+    from edgedecode.sessions.scored import Scored
     from edgedecode.structured.given import Given
 
 
@@ -131,16 +133,18 @@ class Session:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         constraint: Given | None = None,
+        score: Scored | None = None,
     ) -> Samples:
         """Answer a message several times at once. The prompt is processed once, and a pass has a row for each answer.
 
         The answers' seeds are `seed`, `seed` + 1, ...; each answer is, token for token, that of a new session with its
         seed, until the context is full. The transcript stays as it was: `reset` with an answer goes on from there. raw:
-        as `complete`, and so token ids. Raises CapabilityError for engines of chains, switching and the ratio rule.
+        as `complete`, and so token ids. score: answers that a function scores higher go on in the place of others; all
+        chunks then come at the end. Raises CapabilityError for engines of chains, switching and the ratio rule.
         """
         asked = Message("user", prompt) if isinstance(prompt, str) and not raw else prompt
         most, top = max_tokens, top_logprobs
-        return self._sampled([asked] * count, max_tokens=most, stop=stop, top=top, constraint=constraint)
+        return self._sampled([asked] * count, max_tokens=most, stop=stop, top=top, constraint=constraint, score=score)
 
     def completions(
         self,
@@ -165,26 +169,35 @@ class Session:
         stop: Sequence[str] = (),
         top: int | None = None,
         constraint: Given | None = None,
+        score: Scored | None = None,
     ) -> Samples:
         """Return the running answers to these prompts."""
         from edgedecode.sessions.samples import new_samples, sampled  # late: one answer needs none
 
         shared, turns = self._shared, self._turns
-        check_samples(len(prompts), self.options, shared.target.card)
+        check_samples(count := len(prompts), self.options, shared.target.card)
+        if seeds is not None and len(seeds) != count:
+            raise InputError(f"{count} answers need a seed each and there are {len(seeds)}")
         limit = answer_limit(max_tokens, shared.manifest.generation)
+        reply = partial(Reply.begin, shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
 
         def prepare() -> Samples:
             self._running.end()
             every = [turns.open(prompt, limit=limit) for prompt in prompts]
+            setting, rows, begin = self._decoding.setting, self._decoding.rows, self._decoding.constraint
+            if score is not None:
+                needed = len(every[0].tokens) + count * limit
+                score.check(count, self.sampling, rows=rows, needed=needed, context=turns.context)
             first = self._next_seed()
-            seeded = seeds or range(first, first + len(every))
-            begin = self._decoding.constraint
             samples = new_samples(
-                shared, self.options, seeded, stop=stop, top=top, constraint=lambda: begin(constraint)
+                seeds or range(first, first + count),
+                reply=reply,
+                budget=shared.budget,
+                constraint=lambda: begin(constraint),
             )
             self.stats = samples[0].stats
-            setting, rows = self._decoding.setting, self._decoding.rows
-            chunks = sampled(shared, turns, every, samples, setting, limit=limit, rows=rows)
+            particles = None if score is None else partial(score.particles, reply=reply)
+            chunks = sampled(shared, turns, every, samples, setting, limit=limit, rows=rows, particles=particles)
             return self._running.samples(chunks, [each.stats for each in samples])
 
         return self._running.own.run(prepare)

@@ -56,6 +56,9 @@ class SetConstraint:
             raise InputError("a set without tokens allows no answer")
         self._allowed = np.array(sorted(self._ids))
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Do nothing: the same tokens are always allowed."""
+
     def forced(self) -> Sequence[int]:
         return ()
 
@@ -71,15 +74,19 @@ class SetConstraint:
         return True
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Do nothing: the same tokens are always allowed."""
+        """As `begin`."""
 
 
 class CheckConstraint:
     """Implements `Constraint` for a function."""
 
     def __init__(self, function: Callable[[Candidate], bool], *, tokenizer: Tokenizer, ends: Collection[int]) -> None:
-        self._function, self._ends = function, ends
-        self._tokens, self._text, self._detokenizer = list[int](), "", tokenizer.detokenizer()
+        self._function, self._ends, self._tokenizer = function, ends, tokenizer
+        self.begin()
+
+    def begin(self, prompt: Sequence[int] = ()) -> None:
+        """Start a new answer. The function is not shown the prompt."""
+        self._tokens, self._text, self._detokenizer = list[int](), "", self._tokenizer.detokenizer()
 
     def forced(self) -> Sequence[int]:
         return ()

@@ -46,8 +46,8 @@ class GuidanceConstraint:
         self._matchers: list[Untyped] = []
         self.begin()
 
-    def begin(self) -> None:
-        """Start a new answer, with new matchers if one has failed."""
+    def begin(self, prompt: Sequence[int] = ()) -> None:
+        """Start a new answer, with new matchers if one has failed. What it may be does not depend on the prompt."""
         self._matchers = self._matchers or [each.deep_copy() for each in self._compiled()]
         for matcher in self._matchers:
             self._ask(matcher, "reset")
