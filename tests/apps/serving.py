@@ -63,6 +63,14 @@ FLAT: list[dict[str, Any]] = [{"type": "function", **tool["function"]} for tool 
 """The same functions in the form of responses."""
 LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
 """The form of an answer that does not end within a test."""
+LLAMAS = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template")
+ERRORS: dict[str, set[str]] = {
+    "/api/": {"message"},
+    "/v1/messages": {"message", "type"},
+    **{path: {"message", "type", "code"} for path in LLAMAS},
+    "/": {"message", "type", "param", "code"},
+}
+"""What errors have, by the beginnings of paths. Ollama's is a text."""
 streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
@@ -146,20 +154,33 @@ class Running:
         assert status == 200, reply
         return reply
 
-    def refuses(self, body: object, said: str = "", path: str = CHAT, *, status: int = 400) -> dict[str, Any]:
-        """Check that a request is refused with an error in OpenAI's form that says so; return the error."""
+    def refuses(
+        self, body: object, said: str = "", path: str = CHAT, *, status: int = 400, kind: str = ""
+    ) -> dict[str, Any]:
+        """Check that a request is refused with an error in its API's form that says so; return the error.
+
+        kind: its type.
+        """
         found, reply = self.post(body, path)
         assert found == status, reply
-        error: dict[str, Any] = reply["error"]
-        assert {*error} == {"message", "type", "param", "code"}
+        error = error_of(reply, path)
         assert said in error["message"], error
-        assert "\n" not in error["message"]
+        assert not kind or error["type"] == kind
         return error
 
     def count(self, name: str) -> int:
         """Return a counter of /metrics."""
         text = self.get("/metrics", Authorization=f"Bearer {KEY}").text
         return int(text.split(f"\n{name} ")[1].split()[0])
+
+
+def error_of(reply: Any, path: str) -> dict[str, Any]:
+    """Return the error that a reply has, which is one line in the form of the path's API."""
+    fields = next((fields for start, fields in ERRORS.items() if path.startswith(start)), ERRORS["/"])
+    error: dict[str, Any] = reply["error"] if fields != {"message"} else {"message": reply["error"]}
+    assert ({*error}, {*reply}) == (fields, {"error", "type"} if path.startswith("/v1/messages") else {"error"})
+    assert "\n" not in error["message"]
+    return error
 
 
 def asked(**fields: object) -> dict[str, Any]:

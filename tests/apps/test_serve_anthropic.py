@@ -1,12 +1,11 @@
 """`serve`: Anthropic's API, as its client and Claude Code use it, and the server's limits there."""
 
-import http.client
 import json
 from typing import Any
 
 import pytest
 
-from tests.apps.serving import KEY, LONG, QUESTION, STORY, TOOLS, Running, lone, wait_for
+from tests.apps.serving import KEY, QUESTION, STORY, TOOLS, Running, lone
 
 # isort: split
 from edgedecode import FinishReason, Message, Pair, SamplingOptions
@@ -47,16 +46,6 @@ def events(server: Running, given: dict[str, Any]) -> list[dict[str, Any]]:
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
-
-
-def refused(server: Running, given: object, path: str = MESSAGES, *, status: int = 400, kind: str = "") -> str:
-    """Check that a request is refused in Anthropic's form, in one line; return the message."""
-    found, reply = server.post(given, path)
-    assert found == status, reply
-    assert (reply["type"], {*reply["error"]}) == ("error", {"type", "message"})
-    assert reply["error"]["type"] == (kind or "invalid_request_error")
-    assert "\n" not in reply["error"]["message"]
-    return str(reply["error"]["message"])
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -266,46 +255,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("wrong", "said"), WRONG)
 def test_what_cannot_be_answered_is_refused(server: Running, wrong: dict[str, Any], said: str) -> None:
     for path in (MESSAGES, COUNT):
-        assert said in refused(server, body() | wrong, path)
-
-
-def test_the_limits_hold_and_refusals_have_anthropics_form(server: Running) -> None:
-    cases: list[tuple[int, str, str, dict[str, str], Any]] = [
-        (401, "authentication_error", "POST", {"X-Api-Key": "wrong"}, body()),
-        (401, "authentication_error", "POST", {}, body()),
-        (403, "permission_error", "POST", {"X-Api-Key": KEY, "Origin": "https://evil.example"}, body()),
-        (413, "request_too_large", "POST", {"X-Api-Key": KEY}, b"x" * 60_001),
-        (400, "invalid_request_error", "POST", {"X-Api-Key": KEY}, b"{"),
-        (405, "invalid_request_error", "GET", {"X-Api-Key": KEY}, None),
-    ]
-    for path in (MESSAGES, COUNT):
-        for status, kind, method, headers, given in cases:
-            reply = server.send(method, path, given, **headers)
-            error = json.loads(reply.text)
-            assert (reply.status, error["type"], error["error"]["type"]) == (status, "error", kind)
-            assert int(reply.headers["Content-Length"]) == len(reply.text)
-    assert "there is no /v1/messages/batches" in refused(
-        server, body(), f"{MESSAGES}/batches", status=404, kind="not_found_error"
-    )
+        server.refuses(body() | wrong, said, path, kind="invalid_request_error")
 
 
 def test_other_models_names_are_answered_unless_names_are_strict(server: Running, pair: Pair) -> None:
     assert server.answer(body(model="claude-opus-5-5[1m]"), MESSAGES)["model"] == "claude-opus-5-5[1m]"
     with Running(pair, Limits(strict_model=True)) as strict:
         for path in (MESSAGES, COUNT):
-            said = refused(strict, body(model="claude-opus-5-5"), path, status=404, kind="not_found_error")
-            assert said.startswith("there is no model 'claude-opus-5-5'")
-
-
-def test_a_full_queue_refuses_in_anthropics_form(pair: Pair) -> None:
-    with Running(pair, parallel=1, waiting=0) as server:
-        form = {"type": "json_schema", "schema": LONG["json_schema"]["schema"]}  # type: ignore[index]
-        given = body(most=100_000, output_format=form, stream=True)
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        connection.request("POST", MESSAGES, json.dumps(given))
-        reply = connection.getresponse()
-        reply.readline()
-        assert "too many requests" in refused(server, body(), status=503, kind="overloaded_error")
-        reply.close()
-        connection.close()
-        wait_for(lambda: server.service.running == 0)
+            said = "there is no model 'claude-opus-5-5'"
+            strict.refuses(body(model="claude-opus-5-5"), said, path, status=404, kind="not_found_error")

@@ -27,17 +27,6 @@ def events(server: Running, given: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(each.removeprefix("data: ")) for each in reply.text.split("\n\n") if each]
 
 
-def refused(server: Running, given: object, path: str, *, status: int = 400, kind: str = "") -> str:
-    """Check that a request is refused in llama-server's form, in one line; return the message."""
-    found, reply = server.post(given, path)
-    assert found == status, reply
-    error = reply["error"]
-    assert ({*error}, error["code"]) == ({"code", "message", "type"}, status)
-    assert error["type"] == (kind or "invalid_request_error")
-    assert "\n" not in error["message"]
-    return str(error["message"])
-
-
 def read_json(server: Running, path: str) -> Any:
     reply = server.get(path, **AUTHORIZATION)
     assert reply.status == 200, reply.text
@@ -221,23 +210,10 @@ WRONG: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("path", "given", "said"), WRONG)
 def test_what_cannot_be_answered_is_refused(server: Running, path: str, given: Any, said: str) -> None:
-    assert said in refused(server, given, path)
+    assert server.refuses(given, said, path, kind="invalid_request_error")["code"] == 400
 
 
 def test_a_prompt_that_is_too_long_is_refused(server: Running) -> None:
     long = "x y " * 9000
     for path, given in ((COMPLETION, body(long)), ("/tokenize", {"content": long})):
-        assert refused(server, given, path, kind="exceed_context_size_error").startswith("prompt is too long")
-
-
-def test_the_limits_hold_and_refusals_have_llama_servers_form(server: Running) -> None:
-    cases: list[tuple[int, str, str, str, dict[str, str], Any]] = [
-        (401, "authentication_error", "POST", COMPLETION, {}, body()),
-        (401, "authentication_error", "GET", "/slots", {}, None),
-        (413, "invalid_request_error", "POST", "/tokenize", AUTHORIZATION, b"x" * 60_001),
-        (405, "invalid_request_error", "GET", "/infill", AUTHORIZATION, None),
-    ]
-    for status, kind, method, path, headers, given in cases:
-        reply = server.send(method, path, given, **headers)
-        error = json.loads(reply.text)["error"]
-        assert (reply.status, error["code"], error["type"]) == (status, status, kind)
+        server.refuses(given, "prompt is too long", path, kind="exceed_context_size_error")

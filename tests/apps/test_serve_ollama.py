@@ -1,13 +1,12 @@
 """`serve`: Ollama's API, as its clients use it, and the server's limits there."""
 
-import http.client
 import json
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from tests.apps.serving import KEY, LONG, QUESTION, STORY, TOOLS, USER, Running, lone, wait_for
+from tests.apps.serving import KEY, QUESTION, STORY, TOOLS, USER, Running, lone
 
 # isort: split
 from edgedecode import FinishReason, Message, Pair, SamplingOptions
@@ -21,15 +20,6 @@ from edgedecode.decoding.stats import Stats
 
 SERVER = {"limits": Limits(key=KEY, most_nbytes=20_000)}
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
-
-
-def refused(server: Running, given: object, path: str, *, status: int = 400) -> str:
-    """Check that a request is refused in Ollama's form, in one line; return it."""
-    found, reply = server.post(given, path)
-    assert found == status, reply
-    assert {*reply} == {"error"}
-    assert "\n" not in reply["error"]
-    return str(reply["error"])
 
 
 def test_a_client_finds_a_server(server: Running) -> None:
@@ -83,26 +73,7 @@ SHOWN: list[tuple[object, int, str]] = [
 
 @pytest.mark.parametrize(("given", "status", "said"), SHOWN)
 def test_what_cannot_be_shown_is_refused(server: Running, given: object, status: int, said: str) -> None:
-    assert said in refused(server, given, "/api/show", status=status)
-
-
-def test_the_limits_hold_and_refusals_have_ollamas_form(server: Running) -> None:
-    host, origin = {"Host": "evil.example"}, {"Origin": "https://evil.example"}
-    cases: list[tuple[int, str, str, dict[str, str], Any]] = [
-        (401, "GET", "/api/tags", {}, None),
-        (421, "GET", "/api/tags", AUTHORIZATION | host, None),
-        (403, "POST", "/api/show", AUTHORIZATION | origin, {"model": "demo"}),
-        (413, "POST", "/api/show", AUTHORIZATION, b"x" * 20_001),
-        (404, "POST", "/api/push", AUTHORIZATION, {"model": "demo"}),
-        (405, "GET", "/api/show", AUTHORIZATION, None),
-        (431, "GET", "/api/ps", AUTHORIZATION | {f"X-{number}": "" for number in range(101)}, None),
-    ]
-    for status, method, path, headers, given in cases:
-        reply = server.send(method, path, given, **headers)
-        assert reply.status == status, path
-        assert {*json.loads(reply.text)} == {"error"}
-        assert isinstance(json.loads(reply.text)["error"], str)
-        assert int(reply.headers["Content-Length"]) == len(reply.text)
+    server.refuses(given, said, "/api/show", status=status)
 
 
 def test_ollamas_client_finds_the_models(server: Running, pair: Pair) -> None:
@@ -311,20 +282,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
 def test_what_cannot_be_answered_is_refused(
     server: Running, path: str, wrong: dict[str, Any], status: int, said: str
 ) -> None:
-    assert said in refused(server, body(path) | wrong, path, status=status)
-
-
-def test_a_full_queue_refuses_in_ollamas_form(pair: Pair) -> None:
-    with Running(pair, parallel=1, waiting=0) as server:
-        schema = LONG["json_schema"]["schema"]  # type: ignore[index]
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        connection.request("POST", CHAT, json.dumps(body(CHAT, most=-1, format=schema)))
-        reply = connection.getresponse()
-        reply.readline()
-        assert "too many requests" in refused(server, body(GENERATE), GENERATE, status=503)
-        reply.close()
-        connection.close()
-        wait_for(lambda: server.service.running == 0)
+    server.refuses(body(path) | wrong, said, path, status=status)
 
 
 def test_ollamas_client_chats(server: Running) -> None:
