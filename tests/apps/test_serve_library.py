@@ -4,6 +4,7 @@ import http.client
 import json
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,27 @@ def test_a_full_disk_is_told(server: Several, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(offers.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(10**6))
     (*_, last) = pulled(server, "owner/tiny")
     assert "has 1 MB left: make room" in last["error"]
+    status, reply = server.post({"model": "owner/tiny", "stream": False}, PULL)
+    assert (status, "has 1 MB left: make room" in reply["error"]) == (400, True)
+
+
+def test_more_than_a_few_pulls_wait_for_their_turn(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, begun = threading.Event(), list[str]()
+
+    def slow(word: str) -> None:
+        begun.append(word)
+        ends.wait()
+
+    monkeypatch.setattr("edgedecode.apps.serve.ollama.library.pull", slow)
+    with ThreadPoolExecutor(5) as pool:
+        every = [f"owner/{number}" for number in range(4)]
+        running = [pool.submit(pulled, server, name) for name in (*every, "hf.co/owner/0")]  # the last is the first
+        wait_for(lambda: len(begun) == len(every))
+        status, reply = server.post({"model": "owner/5", "stream": False}, PULL)
+        ends.set()
+        assert (status, reply) == (503, {"error": "4 models are being pulled: try again later"})
+        assert all(each.result()[-1] == {"status": "success"} for each in running)
+    assert {*begun} == {*every}
 
 
 def test_a_download_that_breaks_off_is_pulled_again(server: Several, hub: HubServer) -> None:

@@ -1,5 +1,6 @@
 """`serve`: what a request may not have is refused by the field's name, in one line, and the next is answered."""
 
+import json
 import socket
 from typing import Any
 
@@ -242,20 +243,59 @@ def test_what_is_not_offered_is_refused(
     assert "start: " not in error["message"], "an excerpt of what this server made of it"
 
 
+def form_of(reply: Any) -> str:
+    """Return whose form an error has."""
+    error = reply["error"]
+    if isinstance(error, str):
+        return "Ollama's"
+    fields = {*reply} | {*error}
+    forms = {"OpenAI's": {"error", "message", "type", "param", "code"}, "Anthropic's": {"error", "message", "type"}}
+    forms["llama-server's"] = {"error", "message", "type", "code"}
+    (found,) = [name for name, has in forms.items() if has == fields]
+    return found
+
+
+APIS = {
+    CHAT: "OpenAI's",
+    RESPONSES: "OpenAI's",
+    "/v1/embeddings": "OpenAI's",
+    "/v1/messages": "Anthropic's",
+    "/v1/messages/count_tokens": "Anthropic's",
+    "/api/chat": "Ollama's",
+    "/api/pull": "Ollama's",
+    "/completion": "llama-server's",
+    "/apply-template": "llama-server's",
+}
+in_each_api = pytest.mark.parametrize("path", APIS)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "localhost:1"}, {"Authorization": f"bearer {KEY}"}], ids=str)
+def test_other_ports_and_spellings_are_taken(headers: dict[str, str], server: Running) -> None:
+    assert server.post(asked(max_tokens=2), **headers)[0] == 200
+
+
+@in_each_api
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("headers", "given", "status"),
     [
-        ({"Host": "evil.example"}, 421),
-        ({"Host": "evil.example:80"}, 421),
-        ({"Host": "localhost:1"}, 200),
-        ({"Origin": "https://evil.example"}, 403),
-        ({"Authorization": "Bearer wrong"}, 401),
-        ({"Authorization": ""}, 401),
-        ({"Authorization": f"bearer {KEY}"}, 200),
+        ({"Host": "evil.example"}, {}, 421),
+        ({"Host": "evil.example:80"}, {}, 421),
+        ({"Origin": "https://evil.example"}, {}, 403),
+        ({"Origin": "null"}, {}, 403),
+        ({"Authorization": "Bearer wrong"}, {}, 401),
+        ({"Authorization": ""}, {}, 401),
+        ({}, b"x" * 100_001, 413),
+        ({}, b'{"model": "demo", "mess', 400),
+        ({}, b"[]", 400),
+        ({}, {"model": 7}, 400),
     ],
+    ids=lambda each: str(each)[:40],
 )
-def test_other_hosts_pages_and_keys_are_refused(headers: dict[str, str], status: int, server: Running) -> None:
-    assert server.post(asked(max_tokens=2), **headers)[0] == status
+def test_an_error_has_the_form_of_its_api(
+    path: str, headers: dict[str, str], given: object, status: int, server: Running
+) -> None:
+    found, reply = server.post(given, path, **headers)
+    assert (found, form_of(reply)) == (status, APIS[path]), reply
 
 
 @pytest.mark.parametrize(
@@ -274,8 +314,12 @@ def test_other_paths_and_methods_are_refused(path: str, status: int, said: str, 
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
 
 
-def test_a_body_that_does_not_arrive_is_given_up(server: Running) -> None:
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n"
+@in_each_api
+def test_a_body_that_does_not_arrive_is_given_up(path: str, server: Running) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
         connection.sendall(f"{head}{{".encode())
-        assert connection.recv(100).startswith(b"HTTP/1.1 408")
+        with connection.makefile("rb") as reply:
+            data = reply.read()  # the server closes it
+    assert data.startswith(b"HTTP/1.1 408")
+    assert form_of(json.loads(data.partition(b"\r\n\r\n")[2])) == APIS[path]
