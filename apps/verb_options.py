@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode import InputError, Message, Pair, Rule, SessionDetails, SessionOptions, SwitchOptions, WhenFull, load
-from edgedecode.commands import add_pack, count, positive_count, real_number, scaled_name, template_argument
+from edgedecode.commands import (
+    add_pack,
+    count,
+    positive_count,
+    real_number,
+    scaled_name,
+    template_argument,
+    thinking_budget,
+)
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
@@ -16,8 +24,8 @@ from edgedecode.memory.budget import SharedBudget
 from edgedecode.open_pack import KV_TYPES, LoadOptions
 from edgedecode.options import DEFAULT_QUALITY
 from edgedecode.pack.manifest import Generation, Manifest
-from edgedecode.text.chat_template import EFFORTS
 from edgedecode.text.printable import checked_text, file_text
+from edgedecode.text.thinking import EFFORTS, OFF
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
@@ -106,7 +114,23 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     thinking = parser.add_argument_group("chat template")
     thinking.add_argument(
-        "--think", choices=EFFORTS, metavar="EFFORT", help="how much the model thinks first: off, on, low, high, ..."
+        "--think",
+        choices=EFFORTS,
+        metavar="EFFORT",
+        help="how much the model thinks first: off, on, auto, low, medium, high, ...",
+    )
+    thinking.add_argument(
+        *("--think-tokens", "--reasoning-budget"),
+        type=thinking_budget,
+        metavar="N",
+        help="end a thought after N tokens; 0: at once, -1: never (default: 256 with --think low, 1024 with medium, "
+        "4096 with high)",
+    )
+    thinking.add_argument(
+        *("--think-message", "--reasoning-budget-message"),
+        default="",
+        metavar="TEXT",
+        help="the last words of a thought that --think-tokens ends",
     )
     thinking.add_argument(
         "--template-arg",
@@ -255,7 +279,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
             f"--draft-max {arguments.draft_max} contradicts --drafter {NO_DRAFTER}: leave one of the two out"
         )
     adapter, scale = arguments.adapter or (None, 1.0)
-    if arguments.think and not getattr(arguments, "json", False):
+    if arguments.think in OFF and pair.shared.thinking is None and not getattr(arguments, "json", False):
         from edgedecode.text.template_switches import idle_switch  # late: it parses the template
 
         if idle := idle_switch(pair.tokenizer.chat_template.source, arguments.think):
@@ -277,6 +301,8 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
             switch=_switch_options(arguments),
             template_arguments=dict(arguments.template_arg),
             think=arguments.think or "",
+            think_tokens=arguments.think_tokens,
+            think_message=checked_text(arguments.think_message, "--think-message"),
             samples=getattr(arguments, "samples", 1),
         ),
     )

@@ -12,6 +12,8 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from typing import Protocol, TextIO
 
+from edgedecode.text.thinking import MOST_THOUGHT, NO_LIMIT
+
 __all__ = [
     "MOST",
     "Command",
@@ -63,6 +65,11 @@ def count(text: str) -> int:
 def positive_count(text: str) -> int:
     """Parse a whole number of 1 or more."""
     return whole_number(text, least=1)
+
+
+def thinking_budget(text: str) -> int:
+    """Parse the most tokens of a thought; -1: no limit."""
+    return whole_number(text, least=NO_LIMIT, most=MOST_THOUGHT)
 
 
 def seed(text: str) -> int:

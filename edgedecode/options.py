@@ -9,6 +9,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.text.thinking import OFF
 
 if TYPE_CHECKING:  # loaded by those who use them
     from edgedecode.structured.grammar import Grammar
@@ -84,9 +85,18 @@ class SessionDetails:
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """Variables of the chat template, as JSON values, beside the conversation."""
     think: str = ""
-    """How much a model with such a switch thinks before it answers, one of `EFFORTS`; empty: as its template has it."""
+    """How much a model thinks before it answers, one of `EFFORTS`; empty and `auto`: as its chat template has it."""
+    think_tokens: int | None = None
+    """Most tokens of a thought, whose end is then forced; 0: none, -1: no limit. None: as the effort has it."""
+    think_message: str = ""
+    """The last words of a thought that is cut."""
     samples: int = 1
     """Answers at once to plan for (`Session.samples`): rows of logits, and no drafters."""
+
+    @property
+    def template_think(self) -> str:
+        """How much to think as the chat template is told."""
+        return OFF[0] if self.think_tokens == 0 else self.think
 
 
 @dataclass(frozen=True, slots=True)

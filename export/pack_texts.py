@@ -13,6 +13,7 @@ from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.thinking import thinking_in
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import Count, Finite, JsonValue
 
@@ -187,6 +188,7 @@ def write_manifest(
         vocabulary_size=tokenizer.size,
         chat_template=TEMPLATE if template is not None else None,
         generation=generation,
+        thinking=None if template is None else thinking_in(template.source, tokenizer.token_to_id),
         models={**models, "target": target},
         files={path.relative_to(folder).as_posix(): file_entry(path) for path in files},
         outside=dict(outside or {}),

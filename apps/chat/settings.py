@@ -52,7 +52,7 @@ def _decoding(conversation: Conversation, name: str) -> None:
         conversation.say_choices(_modes(conversation), present=mode_of(conversation.session.options))
         return
     now, mode = conversation.options, chosen_mode(name, conversation.pair, conversation.start)
-    details = replace(mode.options.details, think=now.details.think)
+    details = replace(mode.options.details, think=now.details.think, think_tokens=now.details.think_tokens)
     conversation.use_options(replace(mode.options, details=details, sampling=now.sampling))
     found = mode_of(conversation.session.options)  # not the chosen one if memory is short
     conversation.say(f"decoding {found}: {_modes(conversation)[found]}")

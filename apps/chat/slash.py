@@ -8,11 +8,11 @@ from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
-from edgedecode.commands import scaled_name
+from edgedecode.commands import scaled_name, thinking_budget
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.text.chat_template import EFFORTS
 from edgedecode.text.printable import counted
 from edgedecode.text.template_switches import idle_switch
+from edgedecode.text.thinking import AUTO, EFFORTS, thought_limit
 from edgedecode.text.transcript import turn_starts
 
 from ..stats_table import memory_table
@@ -144,12 +144,22 @@ def _memory(conversation: Conversation, rest: str) -> None:
 
 
 def _think(conversation: Conversation, rest: str) -> None:
+    options = conversation.options
+    if rest.removeprefix("-").isdecimal():
+        try:
+            details = replace(options.details, think_tokens=thinking_budget(rest))
+        except ArgumentTypeError as error:
+            raise InputError(str(error)) from None
+    else:
+        details = replace(options.details, think=rest, think_tokens=conversation.start.details.think_tokens)
     if rest:
-        options = conversation.options
-        conversation.use_options(replace(options, details=replace(options.details, think=rest)))
-    think = conversation.options.details.think
-    said = f"thinking is {think}" if think else "thinking is as the chat template has it"
-    conversation.say(idle_switch(conversation.pair.tokenizer.chat_template.source, think) or said)
+        conversation.use_options(replace(options, details=details))
+    details, shared = conversation.options.details, conversation.pair.shared
+    word = details.template_think
+    said = f"thinking is {word}" if word not in ("", AUTO) else "thinking is as the chat template has it"
+    most = thought_limit(details.think, details.think_tokens) if shared.thinking is not None else None
+    idle = "" if shared.thinking is not None else idle_switch(shared.tokenizer.chat_template.source, word)
+    conversation.say(idle or (f"{said}, for {most} tokens at most" if most else said))
 
 
 def _adapter(conversation: Conversation, rest: str) -> None:
@@ -208,7 +218,12 @@ SLASHES = {
     "pull": Slash("NAME", "download a model", pull_model),
     "set": Slash("[NAME [VALUE]]", "show the settings, or change one", set_or_show, values),
     "system": Slash("[TEXT]", "show the system message, or start over with another one", _set_system),
-    "think": Slash("[on|off]", "show whether the model thinks first, or change it", _think, lambda chat: _EFFORTS),
+    "think": Slash(
+        "[on|off|auto|low|N]",
+        "show whether the model thinks first, or change it; N: for N tokens at most",
+        _think,
+        lambda chat: _EFFORTS,
+    ),
     "adapter": Slash(
         "[NAME]",
         f"list the pack's adapters, or use one, NAME or NAME:SCALE; {NO_ADAPTER}: use none",

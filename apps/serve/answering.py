@@ -66,7 +66,7 @@ class Answering:
             asked = replace(asked, keep_seconds=inf) if model.stays else asked
             model.keep_seconds = asked.keep_seconds
             asked = within_context(replace(asked, model=found, load_seconds=waited), model.service)
-            asked = as_able(asked, model.service.pair.tokenizer.chat_template.source)
+            asked = as_able(asked, model.service.pair)
             if asked.fill_in is not None or asked.continues:
                 asked = await asyncio.to_thread(continued if asked.continues else filled_in, asked, model.service)
             yield asked, model.service

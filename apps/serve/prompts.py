@@ -9,9 +9,9 @@ from edgedecode.text.control_tokens import joined
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.fill_in import can_fill_in, fill_in_prompt
 from edgedecode.text.template_switches import template_arguments
+from edgedecode.text.thinking import USUAL
 
 from .offered import context_length
-from .reasoning import THOUGHT_BEGINS, THOUGHT_ENDS
 from .requests.asked import Asked
 from .running import Service
 
@@ -38,8 +38,9 @@ def _rendered(asked: Asked, service: Service, source: Encoder) -> str:
     if not asked.continues:
         return source.render((*asked.messages, asked.message))
     text = source.render(asked.messages)
-    if text.rstrip().endswith(THOUGHT_BEGINS):  # what goes on is no thought
-        text = joined(text, f"\n{THOUGHT_ENDS}\n\n")
+    thinking = service.pair.shared.thinking or USUAL
+    if thinking.opens(text):  # what goes on is no thought
+        text = joined(text, f"\n{thinking.end}{thinking.opening}")
     return joined(text, service.pair.tokenizer.without_controls(asked.text, role="assistant"))
 
 
@@ -69,7 +70,9 @@ def encoder(service: Service, asked: Asked | None = None) -> Iterator[Encoder]:
     """Return the encoder of a session, with a chat's variables of the template. Raises BudgetExceeded."""
     pair = service.pair
     details = service.options.details if asked is None else asked.session_options(service.options, number=0).details
-    arguments = template_arguments(pair.tokenizer.chat_template.source, details.template_arguments, think=details.think)
+    arguments = template_arguments(
+        pair.tokenizer.chat_template.source, details.template_arguments, think=details.template_think
+    )
     source = Encoder(
         pair.tokenizer,
         capacity=context_length(service),

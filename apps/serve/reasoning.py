@@ -1,88 +1,40 @@
-"""Whether a model thinks; splits an answer, as it is written, into what it thinks and what it says."""
+"""What a pack's model can think, for requests: answers are parted into thought and text, and wishes it lacks noted."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgedecode import InputError, Message
-from edgedecode.text.chat_template import EFFORTS
-from edgedecode.text.template_switches import SWITCHES, THINKING, can_think, template_arguments
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode import InputError, Message, Pair
+from edgedecode.options import SessionDetails
+from edgedecode.text.template_switches import SWITCHES, can_switch, template_arguments
+from edgedecode.text.thinking import OFF, THINKING, Thoughts, begins_thoughts
+from edgedecode.typed_json import JsonValue
 
 from .requests.asked import Asked
 
-THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
-"""What most families write (Qwen 3, SmolLM 3, DeepSeek, Granite)."""
 
-
-class Thoughts:
-    """One answer's. opened: the prompt ends inside of a thought, so that the answer begins with one."""
-
-    def __init__(self, *, opened: bool) -> None:
-        self._held = ""
-        """Text that may be a part of a tag, or white space before or after a thought."""
-        self._state = "thought" if opened else "start"
-
-    @property
-    def thinking(self) -> bool:
-        """Whether the text so far ends inside of a thought."""
-        return self._state == "thought"
-
-    def parted(self, text: str, *, ended: bool = False) -> tuple[str, str]:
-        """Return what a piece adds to the thought and to the text. ended: it is the last piece."""
-        self._held += text
-        thought = ""
-        if self._state == "start":
-            self._begin(ended)
-        if self._state == "thought":
-            thought = self._think(ended)
-        if self._state == "after" and self._held.lstrip():
-            self._held, self._state = self._held.lstrip(), "text"
-        if self._state != "text":
-            return thought, ""
-        said, self._held = self._held, ""
-        return thought, said
-
-    def _begin(self, ended: bool) -> None:
-        """Decide whether the answer begins with a thought, as far as its text tells."""
-        begun = self._held.lstrip()
-        if begun.startswith(THOUGHT_BEGINS):
-            self._held, self._state = begun.removeprefix(THOUGHT_BEGINS), "thought"
-        elif ended or not THOUGHT_BEGINS.startswith(begun):
-            self._state = "text"
-
-    def _think(self, ended: bool) -> str:
-        """Take the thought from what is held, up to its end or what may be the beginning of it."""
-        thought, end, rest = self._held.partition(THOUGHT_ENDS)
-        if end:
-            self._held, self._state = rest, "after"
-            return thought
-        sizes = range(0 if ended else len(THOUGHT_ENDS) - 1, 0, -1)
-        keep = next((size for size in sizes if thought.endswith(THOUGHT_ENDS[:size])), 0)
-        self._held = thought[len(thought) - keep :]
-        return thought[: len(thought) - keep]
-
-
-def thoughts_of(tokenizer: Tokenizer, arguments: Mapping[str, object], think: str) -> Thoughts | None:
-    """Return how answers are parted whose template has these arguments; None: the model does not think in tags."""
-    source = tokenizer.chat_template.source
-    if THOUGHT_ENDS not in source and tokenizer.token_to_id(THOUGHT_ENDS) is None:
+def thoughts_of(pair: Pair, details: SessionDetails) -> Thoughts | None:
+    """Return how answers with these options are parted; None: the model does not think between marks."""
+    thinking, tokenizer = pair.shared.thinking, pair.tokenizer
+    if thinking is None:
         return None
-    given = template_arguments(source, arguments, think=think)
-    prompt = tokenizer.render([Message("user", "x")], arguments=given)
-    return Thoughts(opened=prompt.rstrip().endswith(THOUGHT_BEGINS))
+    source = tokenizer.chat_template.source
+    given = template_arguments(source, details.template_arguments, think=details.template_think)
+    return Thoughts(thinking, opened=thinking.opens(tokenizer.render([Message("user", "x")], arguments=given)))
 
 
-def as_able(asked: Asked, source: str) -> Asked:
-    """Return a request without the thinking that this pack's template cannot switch, as clients ask by default.
+def as_able(asked: Asked, pair: Pair) -> Asked:
+    """Return a request without the thinking that this pack's model cannot do, as clients ask by default.
 
     Raises InputError for other variables that the template does not read.
     """
-    given, notes = dict(asked.template_arguments), asked.notes
-    why = "was not followed: this pack's chat template has no switch for thinking"
-    if not can_think(source):
+    source, thinking = pair.tokenizer.chat_template.source, pair.shared.thinking
+    given: Mapping[str, JsonValue] = asked.template_arguments
+    notes, why = asked.notes, "was not followed: this pack's chat template has no switch for thinking"
+    if not can_switch(source):
         notes = (*notes, *(f"chat_template_kwargs.{name} {why}" for name in given if name in SWITCHES))
         given = {name: value for name, value in given.items() if name not in SWITCHES}
-        if asked.think in (EFFORTS if "<think>" in source else THINKING):
+        unable = THINKING if not begins_thoughts(source) else (*OFF, *THINKING) if thinking is None else ()
+        if asked.think in unable:
             asked, notes = replace(asked, think=""), (*notes, f"the reasoning effort {why}")
     try:
         template_arguments(source, given)

@@ -14,11 +14,12 @@ from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.stats import Stats
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer, Samples
+from edgedecode.text.thinking import Thoughts
 
 from .echo import Echo, completed
 from .models.idle_sessions import IdleSession, IdleSessions
 from .models.places import CLOSING, Busy, Places
-from .reasoning import Thoughts, thoughts_of
+from .reasoning import thoughts_of
 from .requests.asked import NO_LIMIT, PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
 
@@ -182,10 +183,7 @@ class Service:
             raise
         thoughts: list[Thoughts | None] = [None] * count
         if asked.chat and options.grammar is None and not asked.continues:
-            details = options.details
-            thoughts = [
-                thoughts_of(self.pair.tokenizer, details.template_arguments, details.think) for _ in range(count)
-            ]
+            thoughts = [thoughts_of(self.pair, options.details) for _ in range(count)]
         running = Running(session, partial(self._start, asked, number), rounds=asked.rounds, thoughts=thoughts)
         self._answers.add(running)
         self.places.running += 1

@@ -19,7 +19,12 @@ _FIRST_RANKED = 32
 
 
 class Constraint(Protocol):
-    """The state of one answer: which tokens may follow those emitted so far."""
+    """The state of one answer: which tokens may follow those emitted so far.
+
+    structured: it restricts the form of the whole answer, of which drafts are then single chains.
+    """
+
+    structured: bool
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a new answer after a prompt."""
@@ -52,7 +57,9 @@ def forced_draft(constraint: Constraint, room: int) -> Draft:
 
 
 def allowed_draft(constraint: Constraint, draft: Draft) -> Draft:
-    """Return the part of a draft that the constraint allows; of a tree nothing, since it follows one path only."""
+    """Return the part of a draft that the constraint allows; of a tree nothing, since a form follows one path only."""
+    if not constraint.structured:
+        return draft
     if not len(draft) or draft.parents is not None:
         return EMPTY_DRAFT
     return draft.cut(constraint.allows(draft.tokens))

@@ -142,7 +142,8 @@ def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats
     """Roll the state back to a prefix of the tokens, and tell everyone who takes part that a generation starts."""
     begin_answer(state, tokens, setting=setting, stats=stats)
     writers = Writers(setting.sampler, setting.ends, setting.drafting, setting.switching, setting.constraint)
-    kind = kind_of(setting.adapter, structured=setting.constraint is not None)
+    structured = setting.constraint is not None and setting.constraint.structured
+    kind = kind_of(setting.adapter, structured=structured)
     writers.begin(tokens, generated=stats.tokens, kind=kind)
     return writers
 

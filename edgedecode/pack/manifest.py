@@ -13,6 +13,7 @@ from shlex import quote
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import CapabilityError, ManifestError, cause, stand_in
 from edgedecode.sampling.weights import sampling_table
+from edgedecode.text.thinking import Thinking
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .entries import (
@@ -69,6 +70,8 @@ class Manifest:
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
     switching: SwitchCurve | None = None
     """The calibrated curve of entropy switching; None: never calibrated."""
+    thinking: Thinking | None = None
+    """How the target thinks, by its chat template; None: it does not, or as the template says (older packs)."""
     head: ModelEntry | None = None
     """The drafting head, a GGUF file; None: the pack has none."""
 
@@ -205,6 +208,8 @@ class Manifest:
             raise ManifestError(f"an adapter is for the model {unknown[0]!r}, which the pack lacks: import it again")
         if any(entry.trimmed is not None and not entry.trimmed.graph.token_ids for entry in self.models.values()):
             raise ManifestError("manifest.models.draft.trimmed.graph has no token_ids: run `edgedecode trim` again")
+        if self.thinking is not None:
+            self.thinking.check()
         if missing := sorted(self.named() - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"

@@ -13,7 +13,7 @@ from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.text.detokenizer import Detokenizer
+from edgedecode.text.token_text import Detokenizer
 from edgedecode.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # few answers are asked for either

@@ -15,27 +15,30 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter
-from edgedecode.errors import BudgetExceeded, EdgeDecodeError
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError
 from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import VARIATION_NBYTES, Budget, Lease
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.schedule.experience import Experience
 from edgedecode.sessions.draft_models import DRAFT_ROLES, DraftModels, role_of
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.text.thinking import MOST_THOUGHT, Thinking, thinking_in, thought_limit
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
     from edgedecode.adapters.pack_adapters import PackAdapters
+    from edgedecode.decoding.constraint import Constraint
     from edgedecode.memory.planner import MemoryPlan
     from edgedecode.structured.grammar import Grammar
     from edgedecode.structured.guidance import GrammarTokens
     from edgedecode.structured.matching import GuidanceConstraint
+    from edgedecode.structured.thought_limit import ThoughtLimit
 
 
 class Returnable(Protocol):
@@ -110,10 +113,47 @@ class Resources:
             )
         return self.target_adapters
 
-    def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:
-        """Return what a grammar, if any, allows. Raises as `GrammarTokens`, and BudgetExceeded."""
-        if grammar is None:
+    @property
+    def thinking(self) -> Thinking | None:
+        """How the target thinks; None: it does not, or nothing is known to end its thoughts."""
+        return self.manifest.thinking or thinking_in(self.tokenizer.chat_template.source, self.tokenizer.token_to_id)
+
+    def constraint(self, options: SessionOptions, *, rows: int) -> Constraint | None:
+        """Return what restricts answers: a grammar, a limit of thoughts, or nothing. rows: of logits in a pass.
+
+        Raises as `GrammarTokens`, and InputError, CapabilityError and BudgetExceeded.
+        """
+        if options.grammar is None:
+            return self._thought_limit(options.details, rows=rows)
+        if (options.details.think_tokens or 0) > 0:
+            raise InputError(
+                "a grammar covers the whole answer, so that there is no place to think in: leave out the thinking "
+                "budget, or the grammar"
+            )
+        return self._grammar(options.grammar)
+
+    def _thought_limit(self, details: SessionDetails, *, rows: int) -> ThoughtLimit | None:
+        most, thinking = thought_limit(details.think, details.think_tokens), self.thinking
+        if most is None:
             return None
+        if not 0 <= most <= MOST_THOUGHT:
+            raise InputError(f"a thinking budget of {most} tokens is out of range: 0 to {MOST_THOUGHT}, or -1 for none")
+        if thinking is None:
+            if details.think_tokens:  # an effort is no promise
+                raise InputError(
+                    f"a thinking budget of {most} tokens cannot be held: nothing in this pack's chat template ends a "
+                    "thought"
+                )
+            return None
+        if details.switch is not None:
+            if most:
+                raise CapabilityError("a thinking budget needs verified tokens: leave out switching, or the budget")
+            return None
+        from edgedecode.structured.thought_limit import ThoughtLimit
+
+        return ThoughtLimit(self.tokenizer, thinking, most=most, message=details.think_message, at_once=rows - 1)
+
+    def _grammar(self, grammar: Grammar) -> GuidanceConstraint:
         from edgedecode.structured.guidance import compiled_nbytes
 
         lease = self.budget.reserve("compiled grammar", compiled_nbytes(grammar))

@@ -66,6 +66,9 @@ def sampled(
     with turns.unrecorded(every[0]):
         yield from turns.dropped(every[0])
         shared.mind_memory()
+        for turn, sample in zip(every, samples, strict=True):
+            if sample.constraint is not None:
+                sample.constraint.begin(turn.tokens)
         branches = [
             Branch(number, setting(sample.noise, sample.constraint), sample.stats, list(turn.tokens))
             for number, (turn, sample) in enumerate(zip(every, samples, strict=True))

@@ -23,6 +23,7 @@ from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting
 from edgedecode.sessions.turns import Turns
 from edgedecode.text.messages import Message
+from edgedecode.text.thinking import thought_limit
 from edgedecode.text.transcript import Turn
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class SessionDecoding:
             shared.drafter_source(options.drafter)
         self._noise, self._draft_noise = Noise(seed), Noise(seed, stream=1)
         self.ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
-        self._grammar = shared.constraint(options.grammar)
         self._constraint: Constraint | None = None  # of the running answer
         self.row_draw, self.rows = shared.row_draw(), most_rows(options, choice)
+        self._own = shared.constraint(options, rows=self.rows)
         with ExitStack() as undo:
             self._scratch = shared.budget.reserve(*sampling_holder(card.vocabulary_size, self.row_draw))
             undo.callback(self._scratch.release)
@@ -74,25 +75,27 @@ class SessionDecoding:
     ) -> Generator[Chunk | None]:
         """Begin an answer with this seed, and return its chunks, as `_chunks` does. No pass runs yet.
 
-        constraint: of this answer alone; None: the session's grammar, if any.
+        constraint: of this answer alone; None: the session's own, if any.
         """
         self._begin_noise(seed)
-        if self._grammar is not None:
-            self._grammar.begin()
-        self._constraint = constraint or self._grammar
+        self._constraint = constraint or self._own
+        if self._constraint is not None:
+            self._constraint.begin(turn.tokens)
         return self._chunks(turn, reply, stats, seed=seed, limit=limit)
 
     def constraint(self, given: Given | None) -> Constraint | None:
         """Return what restricts one answer; None: as the session's others. Raises InputError and CapabilityError."""
         shared, details = self._shared, self._options.details
         if given is None:
-            return shared.constraint(self._options.grammar)
+            return shared.constraint(self._options, rows=self.rows)
         from edgedecode.structured.given import CheckConstraint, SetConstraint, TokenSet  # late: few answers have one
 
         if self._options.grammar is not None:
             raise InputError(
                 "a grammar already restricts this session's answers: leave out the constraint, or the grammar"
             )
+        if thought_limit(details.think, details.think_tokens):
+            raise InputError("a thinking budget does not go with a constraint: leave out one of them")
         if details.switch is not None:
             raise CapabilityError("a constraint needs verified tokens: leave out switching")
         if isinstance(given, TokenSet):
@@ -123,7 +126,7 @@ class SessionDecoding:
             # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
             for close in (release_pages, self._scratch.release, self.turns.close):
                 closing.callback(close)
-            self._grammar = self._constraint = None  # its memory is leased for as long as it exists
+            self._own = self._constraint = None  # its memory is leased for as long as it exists
             self.drafts.close()
 
     def _chunks(self, turn: Turn, reply: Reply, stats: Stats, *, seed: int, limit: int) -> Generator[Chunk | None]:

@@ -186,9 +186,9 @@ class Turns:
 
 def _template_arguments(shared: Resources, details: SessionDetails) -> Mapping[str, object]:
     """Return the variables of the chat template. Raises InputError."""
-    if not (details.template_arguments or details.think):
+    if not (details.template_arguments or details.template_think):
         return {}
     from edgedecode.text.template_switches import template_arguments  # late: it parses the template
 
     source = shared.tokenizer.chat_template.source
-    return template_arguments(source, details.template_arguments, think=details.think)
+    return template_arguments(source, details.template_arguments, think=details.template_think)

@@ -48,6 +48,8 @@ Given: TypeAlias = TokenSet | Checked
 class SetConstraint:
     """Implements `Constraint` for a set of tokens. Raises InputError for ids outside the vocabulary, or none."""
 
+    structured = True
+
     def __init__(self, ids: Iterable[int], *, vocabulary_size: int) -> None:
         self._ids = frozenset(map(index, ids))
         if wrong := [each for each in self._ids if not 0 <= each < vocabulary_size]:
@@ -79,6 +81,8 @@ class SetConstraint:
 
 class CheckConstraint:
     """Implements `Constraint` for a function."""
+
+    structured = True
 
     def __init__(self, function: Callable[[Candidate], bool], *, tokenizer: Tokenizer, ends: Collection[int]) -> None:
         self._function, self._ends, self._tokenizer = function, ends, tokenizer

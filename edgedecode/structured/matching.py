@@ -32,6 +32,8 @@ class GuidanceConstraint:
     failed: called when one has failed, since a panic breaks all copies of it. Every method may raise GrammarFailed.
     """
 
+    structured = True
+
     def __init__(
         self,
         compiled: Callable[[], Sequence[Untyped]],

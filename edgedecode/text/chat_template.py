@@ -24,8 +24,6 @@ MOST_CHARACTERS = 1 << 16
 MOST_NBYTES = 1 << 28
 """Bytes that one rendering may allocate where the caller sets no limit."""
 NOTHING: Mapping[str, object] = MappingProxyType({})
-EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much a model thinks first: `on` and `off`, and OpenAI's names, of which `none` and `minimal` mean off."""
 SHOWN = 500
 """Characters of a template's own error that are quoted in ours."""
 

@@ -8,8 +8,8 @@ from jinja2.meta import find_undeclared_variables
 
 from edgedecode.errors import InputError
 
-from .chat_template import EFFORTS
 from .template_sandbox import template_sandbox
+from .thinking import AUTO, EFFORTS, OFF, THINKING, begins_thoughts
 
 _RESERVED = frozenset(
     {
@@ -30,8 +30,6 @@ SWITCHES = ("enable_thinking", "thinking", "think")
 """Names of the switch in published templates: Qwen 3 and SmolLM 3, Granite and DeepSeek."""
 _EFFORT = "reasoning_effort"
 """Where gpt-oss's template reads how long to think."""
-_OFF = ("off", "none", "minimal")
-THINKING = tuple(each for each in EFFORTS if each not in _OFF)
 
 
 @lru_cache(maxsize=8)
@@ -44,14 +42,22 @@ def template_variables(source: str) -> frozenset[str]:
     return frozenset(found) - _RESERVED
 
 
-def can_think(source: str) -> bool:
+def can_switch(source: str) -> bool:
     """Return whether a template has a switch for thinking."""
     return bool(template_variables(source) & {*SWITCHES, _EFFORT})
 
 
-def idle_switch(source: str, think: str | None) -> str:
-    """Return why turning thoughts off changes nothing with a template; empty: it does, or they are not turned off."""
-    if not think or think in THINKING or can_think(source):
+def can_think(source: str) -> bool:
+    """Return whether a model thinks, by its template: it has a switch, or writes what begins a thought."""
+    return can_switch(source) or begins_thoughts(source)
+
+
+def idle_switch(source: str, think: str) -> str:
+    """Return why turning thoughts off changes nothing with a template; empty: it does, or they are not turned off.
+
+    It is for models whose thoughts nothing ends: others have a budget of 0 tokens.
+    """
+    if think not in OFF or can_switch(source):
         return ""
     return f"thinking is not turned off by {think!r}: this pack's chat template has no switch for thinking"
 
@@ -69,18 +75,18 @@ def template_arguments(source: str, given: Mapping[str, object], *, think: str =
         if name not in known:
             has = f"it reads {', '.join(sorted(known))}" if known else "it reads none"
             raise InputError(f"this pack's chat template does not read {name[:80]!r}: {has}")
-    return {**given, **_thinking(known, think)}
+    return {**given, **_thinking(known, think, source)}
 
 
-def _thinking(known: frozenset[str], think: str) -> dict[str, object]:
-    if not think:
+def _thinking(known: frozenset[str], think: str, source: str) -> dict[str, object]:
+    if not think or think == AUTO:
         return {}
     if think not in EFFORTS:
         raise InputError(f"thinking is {think[:40]!r}: use one of {', '.join(EFFORTS)}")
     switch = next((name for name in SWITCHES if name in known), None)
-    found: dict[str, object] = {} if switch is None else {switch: think not in _OFF}
+    found: dict[str, object] = {} if switch is None else {switch: think not in OFF}
     if _EFFORT in known and think not in ("off", "on", "none"):
         found[_EFFORT] = think
-    if not found and think not in _OFF:
+    if not found and think in THINKING and not begins_thoughts(source):
         raise InputError(f"this pack's chat template has no switch for thinking, which is asked for as {think!r}")
     return found

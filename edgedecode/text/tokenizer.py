@@ -16,9 +16,8 @@ from edgedecode.errors import EdgeDecodeError, InputError, ManifestError, stand_
 from .arrangement import Arranger, Sent
 from .chat_template import NOTHING, PLAIN_TEMPLATE, ChatTemplate
 from .control_tokens import ControlTokens, Rendered
-from .detokenizer import Detokenizer
 from .messages import Message
-from .token_text import Pieces, component_steps
+from .token_text import Detokenizer, Pieces, component_steps
 from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
 _CACHED_WORDS = 64

@@ -13,8 +13,8 @@ from tests.conftest import Refusal, Told
 # isort: split
 import edgedecode
 from edgedecode import Pair
-from edgedecode.apps.serve.reasoning import Thoughts
 from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.text.thinking import Thinking, Thoughts
 from tests.apps.packs import sign
 
 TAIL = (
@@ -134,7 +134,7 @@ def test_the_command_line_switches_thinking(thinker: Path, told: Told, refusal: 
 )
 def test_thoughts_are_parted_wherever_a_piece_ends(opened: bool, answer: str, thought: str, text: str) -> None:
     for size in range(1, len(answer) + 1):
-        thoughts, found = Thoughts(opened=opened), ["", ""]
+        thoughts, found = Thoughts(Thinking("<think>", "</think>"), opened=opened), ["", ""]
         for start in range(0, len(answer), size):
             pieces = thoughts.parted(answer[start : start + size], ended=start + size >= len(answer))
             found = [one + other for one, other in zip(found, pieces, strict=True)]

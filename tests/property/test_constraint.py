@@ -24,9 +24,14 @@ WARM = SamplingOptions(temperature=1.0)
 class Steps:
     """A constraint: token t may be followed by the tokens of `after[t]`; with one of them it is forced."""
 
+    structured = True
+
     def __init__(self, after: Sequence[Sequence[int]], last: int) -> None:
         self.after, self.last, self.done = [frozenset(each) for each in after], last, 0
         self.asked = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
 
     def forced(self) -> Sequence[int]:
         found: list[int] = []

@@ -25,8 +25,8 @@ from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Chunk
 from edgedecode.sessions.session import Session
 from edgedecode.testing import TableModel, TableState
-from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.messages import Message
+from edgedecode.text.token_text import Detokenizer
 from edgedecode.text.tokenizer import Tokenizer
 from tests.toys import ascii_pair, check_accounts
 

@@ -244,6 +244,11 @@ def test_close_closes_every_part_although_others_fail(monkeypatch: pytest.Monkey
 class Allows:
     """A constraint that allows the first `count` tokens of any draft."""
 
+    structured = True
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
     def __init__(self, count: int) -> None:
         self.count = count
 

@@ -152,6 +152,7 @@ class Asked:
             when_full=WhenFull.DROP if self.truncates else WhenFull.STOP,
             # A grammar covers the whole answer, as does one that goes on, so that there is no place to think in.
             think="off" if grammar is not None or self.continues else self.think or base.details.think,
+            think_tokens=None if grammar is not None else base.details.think_tokens,
             template_arguments={**base.details.template_arguments, **self.template_arguments},
         )
         if self.model.mode == PLAIN:

@@ -33,7 +33,7 @@ _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer e
 _DROPS = "auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it."
 Truncation: TypeAlias = Annotated[Literal["auto", "disabled"], Meta(description=_DROPS)]
 Verbosity: TypeAlias = Literal["low", "medium", "high"]
-Effort: TypeAlias = Literal["off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort: TypeAlias = Literal["off", "on", "auto", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """As in `EFFORTS`."""
 Choice: TypeAlias = Annotated[str, enum(*CHOICES)] | ChoiceBody
 Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=16)]
