@@ -25,14 +25,13 @@ _LATEST = "latest"
 """The version of a model that Ollama's clients name."""
 
 
-class Model(Struct):
+class Model(Struct, tag_field="object", tag="model"):
     """context_length, max_model_len and meta.n_ctx: the same, under the names that clients look for.
 
     type, display_name, created_at: as Anthropic's clients look for them.
     """
 
     id: str
-    object: Literal["model"]
     created: int
     type: Literal["model"]
     display_name: str
@@ -48,10 +47,9 @@ class Health(Struct):
     version: str | UnsetType = UNSET
 
 
-class ModelList(Struct):
+class ModelList(Struct, tag_field="object", tag="list"):
     """has_more, first_id, last_id: for Anthropic's clients, which read a list in pages."""
 
-    object: Literal["list"]
     data: list[Model]
     has_more: bool
     first_id: str | None
@@ -60,7 +58,7 @@ class ModelList(Struct):
     @classmethod
     def of(cls, data: list[Model]) -> "ModelList":
         ids: list[str | None] = [*(each.id for each in data)] or [None]
-        return cls("list", data, False, ids[0], ids[-1])
+        return cls(data, False, ids[0], ids[-1])
 
 
 def adapter_names(manifest: Manifest) -> tuple[str, ...]:
@@ -175,7 +173,6 @@ def described_model(listed: Listed) -> Model:
     meta |= {"n_vocab": listed.vocabulary} if listed.vocabulary else {}
     return Model(
         id=listed.name,
-        object="model",
         created=listed.created,
         type="model",
         display_name=listed.name,

@@ -69,28 +69,22 @@ class Usage(Struct):
     completion_tokens_details: dict[str, int]
 
 
-class ChatCompletion(Struct):
+class _Completed(Struct, tag_field="object"):
     """timings: llama.cpp's figures."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
+    usage: Usage
+    timings: dict[str, float]
+
+
+class ChatCompletion(_Completed, tag="chat.completion"):
     choices: list[ChatChoice]
-    usage: Usage
-    timings: dict[str, float]
 
 
-class Completion(Struct):
-    """timings: llama.cpp's figures."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
+class Completion(_Completed, tag="text_completion"):
     choices: list[CompletionChoice]
-    usage: Usage
-    timings: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +199,15 @@ class CompletionsReply(Reply):
 
     def whole(self, answers: Sequence[Answered]) -> ChatCompletion | Completion:
         every = [each.stats for each in answers]
-        figures = usage(every, each=self.asked.each), timings(every)
+        head = self._id, self.created, self.model, usage(every, each=self.asked.each), timings(every)
         if self.asked.chat:
             chats = [self._chat_choice(number, each) for number, each in enumerate(answers)]
-            return ChatCompletion(self._id, "chat.completion", self.created, self.model, chats, *figures)
+            return ChatCompletion(*head, chats)
         texts = [
             CompletionChoice(number, _end(each.reason, ()), completion_form(each.logprobs), each.text)
             for number, each in enumerate(answers)
         ]
-        return Completion(self._id, "text_completion", self.created, self.model, texts, *figures)
+        return Completion(*head, texts)
 
     def _chat_choice(self, number: int, answer: Answered) -> ChatChoice:
         calls = calls_of(self.asked, answer.text)

@@ -36,10 +36,9 @@ class EmbeddingBody(Struct, frozen=True, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Embedding(Struct):
+class Embedding(Struct, tag_field="object", tag="embedding"):
     """embedding: base64 is of little-endian float32."""
 
-    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
@@ -49,8 +48,7 @@ class EmbeddingUsage(Struct):
     total_tokens: int
 
 
-class EmbeddingList(Struct):
-    object: Literal["list"]
+class EmbeddingList(Struct, tag_field="object", tag="list"):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
@@ -92,7 +90,6 @@ class EmbeddingEndpoints:
             vectors = await self._embedded(model, texts, dimensions=body.dimensions, truncates=False)
         parts = [
             Embedding(
-                "embedding",
                 number,
                 b64encode(each.values.astype("<f4").tobytes()).decode()
                 if body.encoding_format == "base64"
@@ -101,7 +98,7 @@ class EmbeddingEndpoints:
             for number, each in enumerate(vectors)
         ]
         count = sum(each.tokens for each in vectors)
-        return JsonResponse(EmbeddingList("list", parts, body.model or found.pack, EmbeddingUsage(count, count)))
+        return JsonResponse(EmbeddingList(parts, body.model or found.pack, EmbeddingUsage(count, count)))
 
     async def _ollama(self, data: bytes, *, older: bool) -> Response:
         began = monotonic()

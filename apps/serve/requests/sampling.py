@@ -1,6 +1,6 @@
 """Reads how tokens are to be sampled: OpenAI's fields, and those of llama.cpp's and vLLM's clients."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -14,11 +14,6 @@ _Breaker = Annotated[str, Meta(min_length=1, max_length=64)]
 _BIASES = Meta(description="By token id, or as pairs of an id and a bias; -100 and false: never.")
 _MOST_DIGITS = 9
 _NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-_SAME = (
-    *("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty", "typical_p"),
-    *("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length"),
-    *("mirostat", "mirostat_tau", "mirostat_eta"),
-)
 
 
 class SamplingBody(Struct, frozen=True, kw_only=True):
@@ -51,7 +46,8 @@ class SamplingBody(Struct, frozen=True, kw_only=True):
 
 def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOptions:
     """Return the sampling of a request. defaults: the pack's. Raises InputError that begins with the field's name."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {"top_p": body.top_p}
+    names = {each.name for each in fields(SamplingOptions)} & {*SamplingBody.__struct_fields__}
+    given: dict[str, Any] = {name: getattr(body, name) for name in names}
     if body.top_p == 0:  # the smallest set of tokens is the likeliest one
         given |= {"top_p": None, "top_k": 1}
     elif body.top_k == -1:
@@ -60,8 +56,7 @@ def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOpti
         given["typical_p"] = body.typ_p  # llama.cpp's other name
     if body.dry_penalty_last_n == 0:
         given["dry_multiplier"] = 0.0
-    elif body.dry_penalty_last_n is not None:
-        given["dry_penalty_last_n"] = max(0, body.dry_penalty_last_n)
+    given["dry_penalty_last_n"] = body.dry_penalty_last_n and max(0, body.dry_penalty_last_n)
     if body.dry_sequence_breakers is not None:
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     given["top_n_sigma"] = body.top_n_sigma and max(0, body.top_n_sigma)

@@ -72,11 +72,10 @@ class ResponseUsage(Struct):
     total_tokens: int
 
 
-class Response(Struct, kw_only=True):
+class Response(Struct, kw_only=True, tag_field="object", tag="response"):
     """timings: llama.cpp's figures, with the usage of a response that has ended."""
 
     id: str
-    object: Literal["response"]
     created_at: int
     status: Literal["completed", "incomplete", "in_progress", "failed"]
     error: ResponseError | None
@@ -252,7 +251,6 @@ class ResponsesReply(Reply):
     def _response(self, reason: FinishReason | None, stats: Sequence[Stats]) -> Response:
         found = Response(
             id=self._id,
-            object="response",
             created_at=self.created,
             status="failed" if self._failed else _status(reason) if stats else "in_progress",
             error=self._failed,
