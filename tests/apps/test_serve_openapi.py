@@ -29,7 +29,7 @@ from edgedecode.apps.serve.llama_server.endpoints import ALIASES
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.openapi import description
 from edgedecode.apps.serve.requests.openai import Effort
-from edgedecode.text.chat_template import EFFORTS
+from edgedecode.text.thinking import EFFORTS
 
 READING = (
     *("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}"),
