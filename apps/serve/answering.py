@@ -233,9 +233,11 @@ class Answering:
         text, sent, calls, place = "", 0, tuple[Call, ...](), number % running.count
         entries, logprobs, tokens = Entries(service.pair.tokenizer), list[Entry](), list[int]()  # not sent yet
         try:
+            pieces = running.pieces(place)
+            first = first or await anext(pieces, None)  # the prompt's figures are known then
             for event in reply.begins(number, running.stats(place)):
                 yield event
-            async for piece in _with_first(first, running.pieces(place)):
+            async for piece in _with_first(first, pieces):
                 text += piece.chunk.text
                 reason = piece.chunk.finish_reason
                 held = reply.asked.tools is not None and reply.asked.tools.may_call(text)

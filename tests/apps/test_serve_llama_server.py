@@ -85,6 +85,8 @@ def test_several_prompts_give_a_list(server: Running) -> None:
     assert [each["index"] for each in found] == [0, 1, 2, 3]
     assert [each["prompt"] for each in found] == ["One day"] * 2 + ["Then"] * 2
     assert found[2]["content"] == server.answer(body("Then", 4), COMPLETION)["content"]
+    counts = {(each["index"], each["tokens_evaluated"]) for each in events(server, body(["One day", "Then"], 4))}
+    assert counts == {(number, found[2 * number]["tokens_evaluated"]) for number in range(2)}
 
 
 def test_probabilities_are_those_of_openais_api(server: Running) -> None:
