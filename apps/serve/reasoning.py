@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from edgedecode import InputError, Message, Pair
 from edgedecode.options import SessionDetails
-from edgedecode.text.template_switches import SWITCHES, can_switch, template_arguments
+from edgedecode.text.template_switches import SWITCHES, can_switch, can_think, template_arguments
 from edgedecode.text.thinking import OFF, THINKING, Thoughts, begins_thoughts
 from edgedecode.typed_json import JsonValue
 
@@ -30,6 +30,14 @@ def as_able(asked: Asked, pair: Pair) -> Asked:
     source, thinking = pair.tokenizer.chat_template.source, pair.shared.thinking
     given: Mapping[str, JsonValue] = asked.template_arguments
     notes, why = asked.notes, "was not followed: this pack's chat template has no switch for thinking"
+    if asked.must_think and not can_think(source):
+        raise InputError(f'"{asked.name}" does not support thinking')
+    if asked.think_tokens is not None and (thinking is None or asked.grammar is not None):
+        lacks = (
+            "a form or tools cover the answer" if thinking else "nothing in this pack's chat template ends a thought"
+        )
+        notes = (*notes, *([f"the thinking budget was not followed: {lacks}"] if asked.think_tokens > 0 else []))
+        asked = replace(asked, think_tokens=None)
     if not can_switch(source):
         notes = (*notes, *(f"chat_template_kwargs.{name} {why}" for name in given if name in SWITCHES))
         given = {name: value for name, value in given.items() if name not in SWITCHES}

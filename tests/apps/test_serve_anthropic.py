@@ -193,7 +193,7 @@ def test_thinking_and_effort_are_read() -> None:
         given = {"thinking": {"type": thinking, "budget_tokens": 2048}} if thinking else {}
         found = read(user, **given, output_config={"effort": effort})
         assert found.think == expected
-        assert [note.split()[0] for note in found.notes] == (["thinking.budget_tokens"] if thinking else [])
+        assert found.think_tokens == (2048 if thinking else None)
 
 
 def test_options_have_their_places() -> None:
@@ -247,6 +247,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
     ({"tools": OFFERED, "tool_choice": {"type": "tool", "name": "nope"}}, "no function"),
     ({"thinking": {"type": "hard"}}, "thinking.type"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -2}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking.budget_tokens"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format"),
 ]

@@ -12,7 +12,8 @@ from tests.conftest import Refusal, Told
 
 # isort: split
 import edgedecode
-from edgedecode import Pair
+from edgedecode import Pair, SessionDetails, SessionOptions
+from edgedecode.apps.serve.requests.thinking import BUDGETS
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.text.thinking import Thinking, Thoughts
 from tests.apps.packs import sign
@@ -179,3 +180,91 @@ def test_a_thought_is_an_item_of_responses(muser: Running) -> None:
     assert [item.type for item in last.output] == ["reasoning", "message"]
     places = {event.item.type: event.output_index for event in events if event.type == "response.output_item.done"}
     assert places == {"reasoning": 0, "message": 1}
+
+
+FIELDS: list[dict[str, Any]] = [
+    *({name: 6} for name in BUDGETS),
+    {"thinking": {"type": "enabled", "budget_tokens": 6}},
+    {"reasoning": {"budgetTokens": 6}},
+    {"reasoning_budget": 6, "thinking": {"type": "adaptive", "budget_tokens": 6}, "reasoning_effort": "high"},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_a_budget_has_many_names(muser: Running, fields: dict[str, Any]) -> None:
+    message = muser.answer(body(CHAT, "Hi", 40) | fields)
+    (choice,), usage = message["choices"], message["usage"]
+    assert choice["message"]["content"]
+    assert muser.pair.tokenizer.encode(choice["message"]["reasoning_content"])[:4]
+    free = muser.answer(body(CHAT, "Hi", 40))["choices"][0]["message"]["reasoning_content"]
+    assert free.startswith(choice["message"]["reasoning_content"])
+    marks = len(muser.pair.tokenizer.encode("</think>\n\n"))
+    assert 6 < usage["completion_tokens_details"]["reasoning_tokens"] <= 6 + marks
+
+
+def test_every_api_parts_what_is_cut(muser: Running) -> None:
+    user = {"messages": [{"role": "user", "content": "Hi"}], "model": "demo"}
+    free = muser.answer(body(CHAT, "Hi", 40))["choices"][0]["message"]["reasoning_content"]
+    thinking = {"type": "enabled", "budget_tokens": 6}
+    blocks = muser.answer({**user, "max_tokens": 40, "temperature": 0, "thinking": thinking}, "/v1/messages")["content"]
+    assert [each["type"] for each in blocks] == ["thinking", "text"]
+    reply = muser.answer(body(RESPONSES, "Hi", 40) | {"reasoning": {"budgetTokens": 6}}, RESPONSES)
+    options = {"options": {"num_predict": 40, "temperature": 0}, "stream": False, "think": 6}
+    said = muser.answer({**user, **options}, "/api/chat")["message"]
+    thoughts = {blocks[0]["thinking"], reply["output"][0]["content"][0]["text"], said["thinking"]}
+    assert len(thoughts) == 1
+    assert free.startswith(thoughts.pop())
+    assert blocks[1]["text"] == said["content"] == reply["output"][1]["content"][0]["text"] != ""
+    cut = muser.answer(body(CHAT, "Hi", 60) | {"reasoning_budget": 3, "reasoning_budget_message": " Enough."})
+    assert cut["choices"][0]["message"]["reasoning_content"].endswith(" Enough.")
+
+
+@pytest.mark.parametrize(
+    "off", [{"reasoning_budget": 0}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}]
+)
+def test_no_budget_is_no_thought(muser: Running, off: dict[str, Any]) -> None:
+    reply = muser.answer(body(CHAT, "Hi", 12) | off)["choices"][0]["message"]
+    assert reply["content"]
+    assert not reply.get("reasoning_content")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"reasoning_budget": -2}, "reasoning_budget"),
+        ({"reasoning_budget": "6"}, "reasoning_budget"),
+        ({"thinking_budget_tokens": True}, "thinking_budget_tokens"),
+        ({"budgetTokens": 1.5}, "budgetTokens"),
+        ({"reasoning_budget_message": 7}, "reasoning_budget_message"),
+        ({"reasoning_budget_message": "x" * 1001}, "reasoning_budget_message"),
+        ({"thinking": {"budget_tokens": 6}}, "type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -7}}, "thinking.budget_tokens"),
+        ({"reasoning": {"budgetTokens": []}}, "reasoning.budgetTokens"),
+        ({"reasoning_budget": 5, "budgetTokens": 6}, "reasoning_budget and budgetTokens differ"),
+    ],
+)
+def test_wrong_budgets_are_refused(muser: Running, fields: dict[str, Any], said: str) -> None:
+    muser.refuses(body(CHAT, "Hi", 4) | fields, said, CHAT, status=400)
+
+
+def test_budgets_that_cannot_be_held_are_noted(muser: Running, pair: Pair) -> None:
+    form = {"type": "json_object"}
+    muser.answer(body(CHAT, "Hi", 4) | {"reasoning_budget": 5, "response_format": form})
+    assert "thinking budget was not followed: a form or tools" in muser.note
+    with Running(pair) as running:
+        running.answer(body(CHAT, "Hi", 4) | {"reasoning_budget": 5})
+        assert "thinking budget was not followed: nothing" in running.note
+        running.answer(body(CHAT, "Hi", 4) | {"reasoning_budget": 0})
+        assert not running.note
+
+
+def test_the_servers_budget_holds_where_a_request_has_none(muser: Running) -> None:
+    details = SessionDetails(think_tokens=5)
+    with Running(muser.pair, options=SessionOptions(details=details)) as running:
+
+        def thought(**fields: Any) -> str:
+            return str(running.answer(body(CHAT, "Hi", 40) | fields)["choices"][0]["message"]["reasoning_content"])
+
+        whole = thought(reasoning_budget=-1)
+        assert len(thought(reasoning_budget=3)) < len(thought()) < len(whole)
+        assert whole.startswith(thought())

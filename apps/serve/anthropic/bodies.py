@@ -17,8 +17,9 @@ from ..requests.answer_form import Form, FormatBody, read_format
 from ..requests.asked import Asked
 from ..requests.chat_messages import Conversation
 from ..requests.fields import made_of, read_body, typed_part, unfollowed
-from ..requests.openai import ChatBody, Effort, Most, Seed, Stop, asked_chat, can_continue, most_tokens
+from ..requests.openai import ChatBody, Most, Seed, Stop, asked_chat, can_continue, most_tokens
 from ..requests.sampling import SamplingBody
+from ..requests.thinking import Effort, ThinkingField
 from ..requests.tool_fields import ChoiceBody, ToolBody
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -72,11 +73,6 @@ class _Choice(Struct, frozen=True, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Thinking(Struct, frozen=True, kw_only=True):
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-
-
 class _Output(Struct, frozen=True, kw_only=True):
     effort: Effort | None = None
     format: FormatBody | None = None
@@ -93,7 +89,7 @@ class MessagesBody(SamplingBody, frozen=True, kw_only=True):
     stream: bool | None = None
     tools: list[_FunctionBlock] | None = None
     tool_choice: _Choice | None = None
-    thinking: _Thinking | None = None
+    thinking: ThinkingField | None = None
     output_config: _Output | None = None
     output_format: FormatBody | None = None
     seed: Seed | None = None
@@ -116,13 +112,11 @@ def read_messages(data: bytes, defaults: SamplingOptions) -> Asked:
         tools=None if body.tools is None else [_tool(each) for each in body.tools],
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is False,
-        reasoning_effort=_effort(body),
+        reasoning_effort=body.output_config.effort if body.thinking and body.output_config else None,
         continue_final_message=can_continue(messages[-1], body.tools, form),
     )
     asked = asked_chat(chat, defaults, messages=messages, form=form)
     most = None if body.max_tokens is None else most_tokens("max_tokens", body.max_tokens, least=1)
-    if body.thinking is not None and body.thinking.budget_tokens:
-        notes.append("thinking.budget_tokens was not followed: a thought ends by itself")
     return replace(asked, max_tokens=most, notes=(*asked.notes, *notes, *unfollowed(value, body, also=_NO_EFFECT)))
 
 
@@ -206,13 +200,6 @@ def _choice(choice: _Choice | None) -> str | ChoiceBody | None:
     if choice is None or choice.type in _CHOICES:
         return None if choice is None else _CHOICES[choice.type]
     return ChoiceBody(type="function", name=choice.name)
-
-
-def _effort(body: MessagesBody) -> str | None:
-    """Return how much to think, if that is asked for."""
-    kind = None if body.thinking is None else body.thinking.type
-    effort = None if body.output_config is None else body.output_config.effort
-    return {None: None, "disabled": "off", "enabled": effort or "on", "adaptive": effort}[kind]
 
 
 def _form(body: MessagesBody) -> Form | None:

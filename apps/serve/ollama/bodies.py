@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
+from edgedecode.text.thinking import THINKING
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
@@ -19,7 +20,6 @@ from ..requests.fields import made_of, read_body, unfollowed
 from ..requests.openai import (
     ChatBody,
     CompletionBody,
-    Effort,
     Seed,
     Stops,
     asked_chat,
@@ -28,6 +28,7 @@ from ..requests.openai import (
     most_tokens,
 )
 from ..requests.sampling import SamplingBody, read_sampling
+from ..requests.thinking import Budget, Effort
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
 from .models import Name
@@ -57,7 +58,7 @@ class _Body(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: _Options | None = None
-    think: bool | Effort | Literal[""] | None = None
+    think: bool | Budget | Effort | Literal[""] | None = None
     keep_alive: KeepAlive | None = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -107,7 +108,7 @@ def _chat(
     *,
     tools: list[ToolBody] | None,
 ) -> Asked:
-    think = body.think if isinstance(body.think, str) else {None: None, True: "on", False: "off"}[body.think]
+    think, tokens = _thinking(body.think)
     bodies = given or [_Message("user", "")]
     messages, form = _messages(bodies), _form(body.format)
     chat = made_of(
@@ -115,14 +116,23 @@ def _chat(
         ChatBody,
         messages=bodies,
         tools=tools,
-        reasoning_effort=think,
+        reasoning_effort=think or None,
+        reasoning_budget=tokens,
         truncation="disabled" if False in (body.truncate, body.shift) else "auto",
         continue_final_message=can_continue(messages[-1], tools, form),
         **_head(body),
     )
     asked = asked_chat(chat, defaults, messages=messages, form=form)
+    asked = replace(asked, must_think=asked.think in THINKING)
     asked = asked if given else replace(asked, answers=0, stream=False)  # only whether the model is there
     return _limited(asked, body, value)
+
+
+def _thinking(given: bool | int | str | None) -> tuple[str | None, int | None]:
+    """Return how much to think, and the most tokens."""
+    if given is None or isinstance(given, str):
+        return given or None, None
+    return "on" if given else "off", None if given is True or given is False else given
 
 
 def _head(body: _Body) -> dict[str, Any]:

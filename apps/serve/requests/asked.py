@@ -114,7 +114,11 @@ class Asked:
     ignore_eos: bool = False
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     think: str = ""
-    """As in `SessionOptions`."""
+    """As in `SessionDetails`, like the next two."""
+    think_tokens: int | None = None
+    think_message: str | None = None
+    must_think: bool = False
+    """Whether a model that does not think is refused, as Ollama does."""
     truncates: bool = False
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
     notes: tuple[str, ...] = ()
@@ -146,13 +150,15 @@ class Asked:
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         options = options if self.context is None else replace(options, context=self.context)
+        tokens = base.details.think_tokens if self.think_tokens is None else self.think_tokens
         details = replace(
             base.details,
             ignore_eos=self.ignore_eos or base.details.ignore_eos,
             when_full=WhenFull.DROP if self.truncates else WhenFull.STOP,
             # A grammar covers the whole answer, as does one that goes on, so that there is no place to think in.
             think="off" if grammar is not None or self.continues else self.think or base.details.think,
-            think_tokens=None if grammar is not None else base.details.think_tokens,
+            think_tokens=None if grammar is not None else tokens,
+            think_message=base.details.think_message if self.think_message is None else self.think_message,
             template_arguments={**base.details.template_arguments, **self.template_arguments},
         )
         if self.model.mode == PLAIN:

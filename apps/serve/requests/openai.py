@@ -14,6 +14,7 @@ from .asked import NO_LIMIT, Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, enum, read_body
 from .sampling import read_sampling
+from .thinking import BUDGETS, Budget, Effort, LastWords, ReasoningField, ThinkingField, read_thinking
 from .tool_fields import CHOICES, ChoiceBody, ToolBody, left_out
 from .tools import read_tools
 
@@ -33,8 +34,6 @@ _CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer e
 _DROPS = "auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it."
 Truncation: TypeAlias = Annotated[Literal["auto", "disabled"], Meta(description=_DROPS)]
 Verbosity: TypeAlias = Literal["low", "medium", "high"]
-Effort: TypeAlias = Literal["off", "on", "auto", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""As in `EFFORTS`."""
 Choice: TypeAlias = Annotated[str, enum(*CHOICES)] | ChoiceBody
 Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=16)]
 
@@ -71,6 +70,14 @@ class ChatBody(_Body, frozen=True, kw_only=True):
         None
     )
     reasoning_effort: Effort | None = None
+    reasoning_budget: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    budgetTokens: Budget | None = None  # noqa: N815 (LM Studio's name)
+    reasoning_budget_message: LastWords | None = None
+    thinking: ThinkingField | None = None
+    reasoning: ReasoningField | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on where it ends.")] | None = None
@@ -104,6 +111,10 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
 def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[Message], form: Form | None) -> Asked:
     """Return the request of a chat. messages, form: read from its body. Raises InputError."""
     last, before = messages[-1], tuple(messages[:-1])
+    budgets = {name: getattr(body, name) for name in BUDGETS}
+    think, think_tokens = read_thinking(
+        body.reasoning_effort, budgets, thinking=body.thinking, reasoning=body.reasoning
+    )
     if body.ignore_eos and body.tools:
         raise InputError(_CONTRADICTION)
     asked = replace(
@@ -113,7 +124,9 @@ def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[
         messages=before,
         chat=True,
         truncates=body.truncation == "auto",
-        think=body.reasoning_effort or "",
+        think=think,
+        think_tokens=think_tokens,
+        think_message=body.reasoning_budget_message,
         template_arguments=body.chat_template_kwargs or {},
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )

@@ -18,7 +18,6 @@ from ..requests.fields import check_fields, enum, made_of, read_body
 from ..requests.openai import (
     ChatBody,
     Choice,
-    Effort,
     Most,
     Seed,
     Stops,
@@ -28,6 +27,7 @@ from ..requests.openai import (
     most_tokens,
 )
 from ..requests.sampling import SamplingBody
+from ..requests.thinking import ReasoningField
 from ..requests.tool_fields import CHOICES, ToolBody
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -73,14 +73,6 @@ class _Text(Struct, frozen=True):
     verbosity: Verbosity | None = None
 
 
-class _Reasoning(Struct, frozen=True):
-    """summary: there is none, as this server's reasoning, if any, is not hidden."""
-
-    effort: Effort | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-
-
 class ResponseBody(SamplingBody, frozen=True, kw_only=True):
     """The body of /v1/responses. input: a text, or messages, calls and their outputs.
 
@@ -98,7 +90,7 @@ class ResponseBody(SamplingBody, frozen=True, kw_only=True):
     store: Annotated[bool, Meta(description="false: no later request refers to the answer.")] | None = None
     stream: bool | None = None
     text: _Text | None = None
-    reasoning: _Reasoning | None = None
+    reasoning: ReasoningField | None = None
     truncation: Truncation | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Choice | None = None
@@ -128,9 +120,9 @@ def read_response(
     logprobs = _includes_logprobs(body.include or [])
     if body.top_logprobs and not logprobs:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
-    text, effort = body.text or _Text(), (body.reasoning or _Reasoning()).effort
+    text = body.text or _Text()
     conversation = _conversation(body.instructions, [*earlier, *given], first=-len(earlier))
-    others = {"messages": conversation.bodies, "logprobs": logprobs, "reasoning_effort": effort, "store": None}
+    others = {"messages": conversation.bodies, "logprobs": logprobs, "store": None}
     chat = made_of(body, ChatBody, verbosity=text.verbosity, **others)
     form = None if text.format is None else read_format(text.format, "text.format")
     asked = asked_chat(chat, defaults, messages=conversation.read(), form=form)
