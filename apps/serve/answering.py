@@ -99,8 +99,9 @@ class Answering:
 
         async def sent() -> AsyncIterator[bytes]:
             while not making.done():
-                progress = self._models.progress(name)
-                yield reply.waits % (f"loading {name}{progress and ': '}{progress}".encode())
+                progress, there = self._models.progress(name), name in {each.name for each in self._models.loaded}
+                doing = "waiting for the model" if there else f"loading {name}{progress and ': '}{progress}"
+                yield reply.waits % doing.encode()
                 await asyncio.wait({making}, timeout=_QUIET_SECONDS)
             try:
                 response = making.result()

@@ -273,7 +273,8 @@ def test_a_key_has_its_share_of_the_requests_that_run_and_wait(pair: Pair) -> No
     with Running(pair, Limits(key=KEYS[0], asking=KEYS[1:]), parallel=2, waiting=1) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         given = {"Authorization": f"Bearer {KEYS[1]}"}
-        connection.request("POST", CHAT, json.dumps(asked(stream=True, max_tokens=4000, response_format=LONG)), given)
+        long = asked(stream=True, max_tokens=4000, response_format=LONG, n=128)
+        connection.request("POST", CHAT, json.dumps(long), given)
         assert connection.getresponse().status == 200
         for path, has_form in forms.items():
             reply = server.send("POST", path, {}, **given)

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.serving import CHAT, RESPONSES, asked, body, heard, wait_for
+from tests.apps.serving import CHAT, LONG, RESPONSES, asked, body, heard, wait_for
 from tests.apps.test_serve_several import Several, folder, library, server
+
+# isort: split
+
+from edgedecode import Pair
 
 __all__ = ["folder", "library", "server"]
 MESSAGES = asked()["messages"]
@@ -76,14 +80,26 @@ def test_a_client_that_leaves_while_its_model_is_loaded_leaves_it_idle(server: S
     assert server.chat("one")
 
 
+def test_a_stream_whose_model_is_there_says_that_it_is_loaded_no_more(pair: Pair) -> None:
+    with Several(pair, parallel=1) as server:
+        given = asked(model="demo", response_format=LONG, stream=True, max_tokens=4000, n=128)
+        with server.client.chat.completions.create(**given) as busy:
+            next(iter(busy))
+            loading = Loading(server, CHAT, "one")
+            server.slow.clear()
+            wait_for(lambda: loading.line() == b": waiting for the model\n")
+        assert b"[DONE]" in loading.reply.read()
+        loading.connection.close()
+
+
 def test_clients_stream_while_a_model_is_loaded(server: Several) -> None:
     anthropic = pytest.importorskip("anthropic")
     server.slow.set()
-    threading.Timer(2.5, server.slow.clear).start()
+    threading.Timer(1.5, server.slow.clear).start()
     given = asked(model="one", max_tokens=4, stream=True)
     assert heard(server.client.chat.completions.create(**given)).text == server.chat("one", most=4)
     server.slow.set()
-    threading.Timer(2.5, server.slow.clear).start()
+    threading.Timer(1.5, server.slow.clear).start()
     with (
         anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none") as client,
         client.messages.stream(model="two", max_tokens=4, messages=MESSAGES, extra_body={"temperature": 0}) as stream,

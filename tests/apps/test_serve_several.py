@@ -269,7 +269,7 @@ def test_models_stay_as_long_as_ollamas_clients_ask(server: Several) -> None:
     assert json.loads(server.get(PS).text)["models"][0]["expires_at"].startswith("20")
     assert ask("100ms")["done"]
     wait_for(lambda: not server.held)
-    assert ask(None)["done"]
+    assert ask(None, "")["done_reason"] == "load"
     assert server.held == ["one"]
     assert ask(0, "")["done_reason"] == "unload"
     wait_for(lambda: not server.held)
