@@ -30,7 +30,7 @@ help:
 	@echo 'make demo   the light runtime in $(DEMO_VENV), then a published model of 135M parameters: an answer, and its speed'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make test-fast  the tests of the core and of the surface alone, about a minute'
-	@echo 'make providers  what tests of NPUs, graphics processors and the web page need, as far as it can be installed here'
+	@echo 'make providers  what tests of NPUs, graphics processors, the web page and JavaScript clients need, as far as it can be installed here'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make page   build the web page again from apps/serve/web, with npm'
 	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what tests of optional execution providers and of the web page need, into the environment of the given Python, and says what it
-# skipped. A failing download is no failure: the tests skip with their own reason.
+# Installs what tests of optional execution providers, of the web page and of JavaScript clients need, into the environment
+# of the given Python and build/, and says what it skipped. A failing download is no failure: the tests skip with their own reason.
 #   tests/install_providers.sh .venv/bin/python
 set -uo pipefail
 
@@ -53,11 +53,22 @@ browser() {  # for the web page
         skipped+=("Chromium: apt could not install it")
 }
 
+clients() {  # JavaScript clients of the server's APIs
+    local folder=build/js_clients
+    [ -d "$folder/node_modules/ai" ] && return
+    command -v npm >/dev/null || { skipped+=("JavaScript clients: npm is not here") && return; }
+    echo 'Installing JavaScript clients'
+    mkdir -p "$folder" && npm install --prefix "$folder" --silent --no-audit --no-fund --ignore-scripts \
+        ollama@0.6 openai@6 @anthropic-ai/sdk@1 ai@7 @ai-sdk/openai-compatible@2 @ai-sdk/anthropic@3 ai-sdk-ollama@4 \
+        >/dev/null 2>&1 || skipped+=("JavaScript clients: npm could not install them")
+}
+
 wheel onnxruntime-ep-webgpu 'onnxruntime-ep-webgpu==0.4.*'
 wheel onnxruntime-ep-openvino 'onnxruntime-ep-openvino==1.8.*'
 wheel onnxruntime-qnn 'onnxruntime-qnn==2.7.*'
 mesa
 browser
+clients
 
 for line in "${skipped[@]+"${skipped[@]}"}"; do
     echo "Skipped: $line"
