@@ -30,6 +30,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 import openai
 import uvicorn
 
+from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.application import create_app
 from edgedecode.apps.serve.connections import server_config
 from edgedecode.apps.serve.guards import Limits
@@ -61,6 +62,11 @@ TOOLS: list[dict[str, Any]] = [
 ]
 FLAT: list[dict[str, Any]] = [{"type": "function", **tool["function"]} for tool in TOOLS]
 """The same functions in the form of responses."""
+OFFERED = [
+    {"name": each["function"]["name"], "input_schema": each["function"].get("parameters", {"type": "object"})}
+    for each in TOOLS
+]
+"""The functions of `TOOLS` in Anthropic's form."""
 LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
 """The form of an answer that does not end within a test."""
 LLAMAS = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template")
@@ -189,17 +195,21 @@ def asked(**fields: object) -> dict[str, Any]:
 
 
 def body(path: str, text: str = STORY, /, most: int | None = 6, **fields: object) -> dict[str, Any]:
-    """Return a body for one of `PATHS`. most: tokens of the answer."""
-    messages = {"messages": [{"role": "user", "content": text}]}
-    given = messages if path == CHAT else {"prompt" if path == COMPLETIONS else "input": text}
+    """Return a body for any path that answers, but llama-server's. most: tokens of the answer."""
+    name = {COMPLETIONS: "prompt", "/api/generate": "prompt", RESPONSES: "input"}.get(path)
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if name is None else {name: text}
+    if path.startswith("/api/"):
+        return {"model": "demo", "stream": False, "options": {"temperature": 0, "num_predict": most}, **given, **fields}
     limit = {} if most is None else {"max_output_tokens" if path == RESPONSES else "max_tokens": most}
     return {"model": "demo", "temperature": 0, **given, **limit, **fields}
 
 
 def text_of(reply: Any) -> str:
-    """Return the text of a reply to one of `PATHS`."""
-    if "output" in reply:
-        return str(reply["output"][0]["content"][0]["text"])
+    """Return the text of a reply to a `body`."""
+    if "output" in reply or "content" in reply:
+        return str((reply.get("output") or [reply])[0]["content"][0]["text"])
+    if "response" in reply or "message" in reply:
+        return str(reply["response"] if "response" in reply else reply["message"]["content"])
     choice = reply["choices"][0]
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
@@ -207,6 +217,11 @@ def text_of(reply: Any) -> str:
 def read(*messages: dict[str, Any], **more: Any) -> Asked:
     """Read a chat of these messages."""
     return read_chat(json.dumps({"messages": [*messages], **more}).encode(), SamplingOptions())
+
+
+def read_blocks(*messages: dict[str, Any], **fields: Any) -> Asked:
+    """Read messages in Anthropic's form."""
+    return read_messages(json.dumps({"messages": messages, **fields}).encode(), SamplingOptions())
 
 
 def read_items(*items: dict[str, Any], **more: Any) -> Asked:

@@ -96,15 +96,6 @@ def test_models_are_the_pack_and_its_modes(server: Running) -> None:
     assert server.get("/v1/models/gpt-4o").status == 404
 
 
-def test_answers_follow_a_schema(server: Running) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["n"]}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema | {"additionalProperties": False}}}
-    reply = server.answer(asked(response_format=form, max_tokens=50))
-    assert reply["choices"][0]["finish_reason"] == "stop"
-    assert 0 <= json.loads(text_of(reply))["n"] <= 9
-    assert text_of(server.answer(asked(response_format={"type": "json_object"}, max_tokens=20))).startswith("{")
-
-
 def test_content_parts_and_developer_messages_are_read(server: Running) -> None:
     parts = [{"type": "text", "text": STORY[:10]}, {"type": "text", "text": STORY[10:]}]
     found = [

@@ -5,35 +5,24 @@ from typing import Any
 
 import pytest
 
-from tests.apps.serving import KEY, QUESTION, STORY, TOOLS, Running, lone
+from tests.apps.serving import KEY, OFFERED, QUESTION, STORY, Running, lone, read_blocks
 
 # isort: split
 from edgedecode import FinishReason, Message, Pair, SamplingOptions
-from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.anthropic.replies import MessagesReply
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.replies import Answered, Written
-from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.tools import Call
 from edgedecode.decoding.stats import Stats
 
 SERVER = {"limits": Limits(key=KEY, most_nbytes=60_000)}
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-OFFERED = [
-    {"name": each["function"]["name"], "input_schema": each["function"].get("parameters", {"type": "object"})}
-    for each in TOOLS
-]
-"""The functions of `TOOLS` in Anthropic's form."""
 
 
 def body(text: str = STORY, /, *, most: int = 8, **fields: Any) -> dict[str, Any]:
     """Return a body. most: tokens of the answer, which is the likeliest one."""
     given = {"model": "demo", "max_tokens": most, "temperature": 0, "messages": [{"role": "user", "content": text}]}
     return given | fields
-
-
-def read(*messages: dict[str, Any], **fields: Any) -> Asked:
-    return read_messages(json.dumps({"messages": messages, **fields}).encode(), SamplingOptions())
 
 
 def events(server: Running, given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,7 +94,7 @@ def test_a_stop_sequence_is_told(server: Running) -> None:
 def test_an_answer_may_end_by_itself_or_with_the_context(pair: Pair, server: Running) -> None:
     assert server.answer(body("Hi", most=60), MESSAGES)["stop_reason"] == "end_turn"
     answer = Answered("So", FinishReason.LENGTH, Stats(context_full=True), [])
-    assert MessagesReply(read({"role": "user", "content": "x"}), "demo").whole([answer]).stop_reason == (
+    assert MessagesReply(read_blocks({"role": "user", "content": "x"}), "demo").whole([answer]).stop_reason == (
         "model_context_window_exceeded"
     )
 
@@ -148,7 +137,7 @@ def test_an_answer_calls_and_its_results_follow(server: Running) -> None:
 
 def test_calls_that_are_cut_off_or_wrong_have_their_places() -> None:
     calls = [Call("now", '{"a": 1}', fault="arguments.a is too much"), Call("weather", '{"ci', cut=True)]
-    reply = MessagesReply(read({"role": "user", "content": "x"}, tools=OFFERED), "demo")
+    reply = MessagesReply(read_blocks({"role": "user", "content": "x"}, tools=OFFERED), "demo")
     found: list[Any] = reply.ends(0, Answered("", FinishReason.LENGTH, Stats(), []), calls)
     assert [each["type"].removeprefix("content_block_") for each in found] == [
         "start",
@@ -166,7 +155,7 @@ def test_calls_that_are_cut_off_or_wrong_have_their_places() -> None:
 
 
 def test_thoughts_are_blocks_of_their_own() -> None:
-    reply = MessagesReply(read({"role": "user", "content": "x"}), "demo")
+    reply = MessagesReply(read_blocks({"role": "user", "content": "x"}), "demo")
     answer = Answered("Four.", FinishReason.STOP, Stats(), [], "2 + 2")
     found: list[Any] = [*reply.thinks(0, "2 +"), *reply.thinks(0, " 2"), *reply.writes(0, Written("Four."))]
     found += reply.ends(0, answer, [])
@@ -191,28 +180,22 @@ def test_thinking_and_effort_are_read() -> None:
         ("adaptive", "medium", "medium"),
     ):
         given = {"thinking": {"type": thinking, "budget_tokens": 2048}} if thinking else {}
-        found = read(user, **given, output_config={"effort": effort})
+        found = read_blocks(user, **given, output_config={"effort": effort})
         assert found.think == expected
         assert found.think_tokens == (2048 if thinking else None)
 
 
 def test_options_have_their_places() -> None:
     options = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 4, "stop_sequences": ["x", ""]}
-    found = read({"role": "user", "content": "x"}, **options, max_tokens=7, stream=True, model="claude-sonnet-4-5")
+    found = read_blocks(
+        {"role": "user", "content": "x"}, **options, max_tokens=7, stream=True, model="claude-sonnet-4-5"
+    )
     assert found.sampling == SamplingOptions(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)
     assert (found.seed, found.stop, found.max_tokens, found.stream, found.name) == (
         *(4, ("x",), 7, True),
         "claude-sonnet-4-5",
     )
     assert found.notes == ()
-
-
-def test_an_answer_follows_a_format(server: Running) -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 9}}, "required": ["age"]}
-    form = {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}
-    for given in ({"output_config": {"format": form}}, {"output_format": form}):
-        (block,) = server.answer(body(most=60, **given), MESSAGES)["content"]
-        assert {*json.loads(block["text"])} == {"age"}
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

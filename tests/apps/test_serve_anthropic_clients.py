@@ -1,30 +1,18 @@
 """`serve`: conversations in Anthropic's form, as its client and Claude Code send them."""
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.apps.serving import KEY, QUESTION, STORY, TOOLS, Running, lone
+from tests.apps.serving import KEY, OFFERED, QUESTION, STORY, Running, lone, read_blocks
 
 # isort: split
-from edgedecode import SamplingOptions
-from edgedecode.apps.serve.anthropic.bodies import read_messages
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.offered import model_names
 from edgedecode.apps.serve.requests.asked import Asked
 
 SERVER = {"limits": Limits(key=KEY)}
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-OFFERED = [
-    {"name": each["function"]["name"], "input_schema": each["function"].get("parameters", {"type": "object"})}
-    for each in TOOLS
-]
-"""The functions of `TOOLS` in Anthropic's form."""
-
-
-def read(*messages: dict[str, Any], **fields: Any) -> Asked:
-    return read_messages(json.dumps({"messages": messages, **fields}).encode(), SamplingOptions())
 
 
 def said(asked: Asked) -> list[tuple[str, str]]:
@@ -41,7 +29,7 @@ def test_blocks_become_messages_in_order() -> None:
         {"type": "tool_result", "tool_use_id": "toolu_b", "content": "B", "is_error": True},
         {"type": "tool_result", "tool_use_id": "toolu_a", "content": [{"type": "text", "text": "A"}]},
     ]
-    asked = read(
+    asked = read_blocks(
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
         {
             "role": "assistant",
@@ -76,10 +64,10 @@ def test_documents_are_read_and_what_has_no_text_is_left_out() -> None:
     }
     found = {"type": "search_result", "title": "Web", "source": "x", "content": [{"type": "text", "text": "b"}]}
     search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
-    asked = read({"role": "user", "content": [document, search, {"type": "redacted_thinking", "data": "x"}]})
+    asked = read_blocks({"role": "user", "content": [document, search, {"type": "redacted_thinking", "data": "x"}]})
     assert said(asked) == [("user", "Notes\na")]
     assert asked.notes == ("blocks of the types redacted_thinking, server_tool_use were left out",)
-    assert said(read({"role": "user", "content": [found | {"source": None}]})) == [("user", "Web\nb")]
+    assert said(read_blocks({"role": "user", "content": [found | {"source": None}]})) == [("user", "Web\nb")]
 
 
 def test_a_note_is_a_header_whatever_it_names(server: Running) -> None:
@@ -174,7 +162,7 @@ def test_what_claude_code_sends_is_answered(server: Running) -> None:
 def test_claude_codes_system_prompt_is_the_same_in_each_request() -> None:
     def prompt(header: str) -> list[tuple[str, str]]:
         system = [block(header), *CLAUDE_CODE["system"][1:]]
-        return said(read(*CLAUDE_CODE["messages"], system=system, tools=CLAUDE_CODE["tools"]))
+        return said(read_blocks(*CLAUDE_CODE["messages"], system=system, tools=CLAUDE_CODE["tools"]))
 
     first, second = (prompt(f"x-anthropic-billing-header: cch={each};") for each in ("36ee5", "0aaa9"))
     assert first == second

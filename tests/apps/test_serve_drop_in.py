@@ -62,6 +62,10 @@ SPELLINGS = [
     *((CHAT, {"response_format": each}) for each in FORMATS),
     *((CHAT, each) for each in OTHERS),
     *((RESPONSES, {"text": {"format": each}}) for each in FORMATS),
+    *(("/v1/messages", each) for each in ({"output_config": {"format": FORMATS[1]}}, {"output_format": FORMATS[1]})),
+    *(("/api/chat", {"format": each}) for each in (SCHEMA, "json")),
+    *(("/api/generate", {"format": each}) for each in (SCHEMA, "json")),
+    (CHAT, {"response_format": {"type": "json_object"}}),
 ]
 
 

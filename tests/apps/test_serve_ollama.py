@@ -200,16 +200,6 @@ def test_nothing_to_answer_says_that_the_model_is_there(server: Running, path: s
         assert (reply["done"], reply["done_reason"], said(reply)) == (True, "load", "")
 
 
-@BOTH
-def test_an_answer_follows_a_format(server: Running, path: str) -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 9}}, "required": ["age"]}
-    for stream in (False, True):
-        given = body(path, most=60, format={**schema, "additionalProperties": False}, stream=stream)
-        parts = lines(server, given, path) if stream else [server.answer(given, path)]
-        assert {*json.loads("".join(map(said, parts)))} == {"age"}
-    assert said(server.answer(body(path, most=60, format="json", stream=False), path)).startswith("{")
-
-
 def test_a_call_is_an_object_and_its_results_follow_in_any_form(server: Running) -> None:
     given = body(CHAT, QUESTION, most=80, tools=TOOLS)
     parts = [part["message"] for part in lines(server, given, CHAT)]
