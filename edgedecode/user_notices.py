@@ -42,6 +42,24 @@ def show_work(bar: Bar | None) -> None:
     _BAR.set(bar)
 
 
+def show_work_too(bar: Bar) -> None:
+    """Show the progress of long work with `bar` as well from now on, in this context."""
+    other = _BAR.get()
+
+    @contextmanager
+    def both(what: str, total: int) -> Iterator[Callable[[float], None]]:
+        assert other is not None
+        with bar(what, total) as first, other(what, total) as second:
+
+            def advance(amount: float) -> None:
+                first(amount)
+                second(amount)
+
+            yield advance
+
+    show_work(bar if other is None else both)
+
+
 def ask_before_downloads(consent: Callable[[str], bool] | None) -> None:
     """Ask from now on, in this context, before a model is downloaded because it was named; None: do not ask.
 

@@ -1,11 +1,14 @@
-"""Notices that many sessions repeat."""
+"""Notices that many sessions repeat, and progress that is shown in two places."""
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 
 import pytest
 
 from edgedecode import user_notices
-from edgedecode.user_notices import notice, rarely_repeated
+from edgedecode.user_notices import Bar, notice, rarely_repeated, show_work, show_work_too, work
 
 
 def test_a_repeated_notice_is_shown_once_a_period(
@@ -25,3 +28,25 @@ def test_a_repeated_notice_is_shown_once_a_period(
     assert texts.count("the context is short") == 2
     assert texts.count("another 199") == 2  # outside of it every notice is shown
     assert len(texts) == 2 + 200 + 1
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_progress_is_shown_in_a_second_place_too(places: int) -> None:
+    told: list[tuple[str, str, float]] = []
+
+    def bar_of(place: str) -> Bar:
+        @contextmanager
+        def bar(what: str, total: int) -> Iterator[Callable[[float], None]]:
+            yield lambda amount: told.append((place, what, amount / total))
+
+        return bar
+
+    def work_in_places() -> None:
+        if places == 2:
+            show_work(bar_of("terminal"))
+        show_work_too(bar_of("page"))
+        with work("weights", 8) as advance:
+            advance(2)
+
+    copy_context().run(work_in_places)
+    assert sorted(told) == [("page", "weights", 0.25), ("terminal", "weights", 0.25)][:places]

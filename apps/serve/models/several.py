@@ -13,7 +13,7 @@ from edgedecode import BudgetExceeded, Pair, SessionOptions
 from edgedecode.library.names import without_hub
 from edgedecode.memory.budget import Budget, SharedBudget
 from edgedecode.memory.process_memory import release_pages
-from edgedecode.user_notices import show_work
+from edgedecode.user_notices import show_work_too
 
 from ..offered import Listed, adapter_names, model_names, modes
 from ..requests.asked import ModelName
@@ -182,7 +182,7 @@ class SeveralModels:
 
     async def _load(self, name: str) -> None:
         progress = self._progress[name] = Progress(self.places)
-        show_work(progress.bar)  # in this task's context
+        show_work_too(progress.bar)  # in this task's context
         async with self._turn:
             deadline = monotonic() + self.places.patience
             while not self.places.closing:
