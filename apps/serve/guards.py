@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from msgspec.json import decode, encode
+from msgspec.json import encode
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors.forms import Error, ErrorDetails, ErrorType, error_form
+from .errors.forms import ErrorDetails, ErrorType, error_kind
 from .page import ASSETS
 
 _OPEN = ("/health", "/")
@@ -31,8 +31,12 @@ class JsonResponse(Response):
 class _ErrorResponse(JsonResponse):
     """An error in the form of the API whose request it answers."""
 
+    def __init__(self, status: int, error: ErrorDetails, headers: dict[str, str] | None) -> None:
+        super().__init__(None, status, headers)
+        self._error = error
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.body = encode(error_form(scope["path"], self.status_code, decode(self.body, type=Error).error))
+        self.body = encode(error_kind(scope["path"]).of(self.status_code, self._error))
         self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
@@ -47,7 +51,7 @@ def error_response(
 ) -> Response:
     """Return an error. param: the path of the field of the body that is wrong, if known."""
     headers = {"Retry-After": "1"} if status in (429, 503) else None
-    return _ErrorResponse(Error(ErrorDetails(message, kind, param, code)), status, headers=headers)
+    return _ErrorResponse(status, ErrorDetails(message, kind, param, code), headers)
 
 
 _MOST_HEADERS = 100

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from ..errors.forms import anthropic_error
+from ..errors.forms import AnthropicError, ErrorDetails
 from ..replies import Answered, Event, Reply, Written, calls_of, named_event, text_of
 from ..requests.asked import Asked
 from ..requests.tools import Call
@@ -115,7 +115,7 @@ class MessagesReply(Reply):
 
     def fails(self, message: str) -> list[Event]:
         self._failed = True
-        return [{"type": "error", "error": anthropic_error(500, message).error}]
+        return [{"type": "error", "error": AnthropicError.of(500, ErrorDetails(message, "server_error")).error}]
 
     def closes(self, stats: Sequence[Stats]) -> list[Event]:
         return [] if self._failed else [_event("message_stop")]

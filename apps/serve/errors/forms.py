@@ -41,9 +41,17 @@ class Error(Struct):
 
     error: ErrorDetails
 
+    @classmethod
+    def of(cls, _: int, error: ErrorDetails) -> "Error":
+        return cls(error)
+
 
 class OllamaError(Struct):
     error: str
+
+    @classmethod
+    def of(cls, _: int, error: ErrorDetails) -> "OllamaError":
+        return cls(error.message)
 
 
 class AnthropicErrorCode(Struct):
@@ -59,6 +67,13 @@ class AnthropicErrorDetails(Struct):
 class AnthropicError(Struct, tag_field="type", tag="error"):
     error: AnthropicErrorDetails
 
+    @classmethod
+    def of(cls, status: int, error: ErrorDetails) -> "AnthropicError":
+        """Return the error with its code, if that is one of Anthropic's."""
+        kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        details = AnthropicErrorCode(error.code) if error.code == NO_THREADS else UNSET
+        return cls(AnthropicErrorDetails(kind, error.message, details))
+
 
 class LlamaErrorDetails(Struct):
     code: int
@@ -69,42 +84,22 @@ class LlamaErrorDetails(Struct):
 class LlamaError(Struct):
     error: LlamaErrorDetails
 
-
-def llama_error(status: int, message: str, code: str | None) -> LlamaError:
-    """Return an error in llama-server's form. code: as in OpenAI's."""
-    kind = _LLAMA.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    kind = "exceed_context_size_error" if code == "context_length_exceeded" else kind
-    return LlamaError(LlamaErrorDetails(status, message, kind))
+    @classmethod
+    def of(cls, status: int, error: ErrorDetails) -> "LlamaError":
+        kind = _LLAMA.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        kind = "exceed_context_size_error" if error.code == "context_length_exceeded" else kind
+        return cls(LlamaErrorDetails(status, error.message, kind))
 
 
 _Kind: TypeAlias = type[Error] | type[OllamaError] | type[AnthropicError] | type[LlamaError]
-
-
-def error_kind(path: str) -> _Kind:
-    """Return the form of errors of a path."""
-    return next((kind for start, kind in _KINDS.items() if path.startswith(start)), Error)
-
-
-def error_form(path: str, status: int, error: ErrorDetails) -> Error | OllamaError | AnthropicError | LlamaError:
-    """Return an error as the API of a path has it."""
-    kind = error_kind(path)
-    if kind is OllamaError:
-        return OllamaError(error.message)
-    if kind is LlamaError:
-        return llama_error(status, error.message, error.code)
-    return Error(error) if kind is Error else anthropic_error(status, error.message, error.code)
-
-
-def anthropic_error(status: int, message: str, code: str | None = None) -> AnthropicError:
-    """Return an error in Anthropic's form. code: is left out but where it is one of Anthropic's."""
-    kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    details = AnthropicErrorCode(code) if code == NO_THREADS else UNSET
-    return AnthropicError(AnthropicErrorDetails(kind, message, details))
-
-
 _KINDS: dict[str, _Kind] = {
     "/api/": OllamaError,
     "/v1/messages": AnthropicError,
     **dict.fromkeys(("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/slots"), LlamaError),
 }
 """By what the paths of an API begin with."""
+
+
+def error_kind(path: str) -> _Kind:
+    """Return the form of errors of a path."""
+    return next((kind for start, kind in _KINDS.items() if path.startswith(start)), Error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from edgedecode import FinishReason, SamplingOptions
 from edgedecode.decoding.stats import Stats
 
-from ..errors.forms import llama_error
+from ..errors.forms import ErrorDetails, LlamaError
 from ..logprobs import Entry
 from ..replies import Answered, Event, Reply, Written, timings
 from ..requests.asked import Asked
@@ -43,7 +43,7 @@ class LlamaReply(Reply):
         return [self._end(number, answer, "")]
 
     def fails(self, message: str) -> list[Event]:
-        return [{"error": llama_error(500, message, None).error}]
+        return [{"error": LlamaError.of(500, ErrorDetails(message, "server_error")).error}]
 
     def _part(self, number: int, text: str, tokens: Sequence[int], logprobs: Sequence[Entry]) -> dict[str, object]:
         returned = [*tokens] if self.asked.returns_tokens or self.asked.stream else []
