@@ -25,6 +25,7 @@ from edgedecode.testing import CHATML
 from edgedecode.text.chat_template import ChatTemplate
 from tests.apps.chat_script import OPTIONS, conversation_of, talk
 from tests.peft_folders import list_adapter, write_peft
+from tests.thinkers import CLOSE, thinker
 from tests.toys import session_options
 
 SCHEDULED = replace(OPTIONS, draft_max=None)
@@ -106,6 +107,23 @@ def test_slash_think_changes_the_prompt_and_outlives_a_mode(toy: Pair, capsys: p
     assert "thinking is off" in capsys.readouterr().err
     assert (chat.session.options.details.think, chat.session.stats.mode) == ("off", "plain")
     assert chat.session.stats.prompt_tokens > before
+
+
+def test_slash_think_takes_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    with thinker(ending=-50.0) as pair:
+        chat = talk(conversation_of(pair, SCHEDULED), "/think 6", "hello", "/set decoding plain", "/retry")
+        assert "for 6 tokens at most" in capsys.readouterr().err
+        assert chat.session.tokens[-chat.session.stats.tokens :][6] == CLOSE
+        talk(chat, "/think 0")
+        assert "thinking is off" in capsys.readouterr().err
+        talk(chat, "/think low")
+        assert "thinking is low, for 256 tokens at most" in capsys.readouterr().err
+        talk(chat, "/think auto", "/think -7", "/think 99999999999999")
+        said = capsys.readouterr().err
+        assert "thinking is as the chat template has it\n" in said
+        assert "too small" in said
+        assert "too large" in said
+        assert chat.session.options.details.think == "auto"
 
 
 def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:

@@ -118,6 +118,27 @@ def test_the_command_line_switches_thinking(thinker: Path, told: Told, refusal: 
     assert "does not read 'colour'" in refusal("generate", str(thinker), "Hi", "--template-arg", "colour=1")
 
 
+def test_the_command_line_limits_thoughts(muser: Running, told: Told, refusal: Refusal) -> None:
+    def text(*words: str) -> str:
+        return str(told("generate", str(muser.pair.root), "Hi", "-n", "40", *words)["text"])
+
+    free = text()
+    for flags in (["--think-tokens", "4"], ["--reasoning-budget", "4"]):
+        cut, mark, answer = text(*flags).partition("</think>\n\n")
+        assert mark
+        assert answer
+        assert free.startswith(cut)
+    assert text("--think-tokens", "4", "--reasoning-budget-message", " So:").startswith(f"{cut} So:</think>\n\n")
+    assert text("--think", "off") == text("--think-tokens", "0") != free
+    assert text("--think-tokens", "-1") == text("--think", "auto") == text("--think", "on") == free
+    needs = refusal("generate", str(BUNDLED_PACK), "Hi", "--think-tokens", "4")
+    assert "nothing in this pack's chat template ends a thought" in needs
+    form = ("--regex", "x+")
+    assert "a grammar covers the whole answer" in refusal(
+        "generate", str(muser.pair.root), "Hi", "--think-tokens", "4", *form
+    )
+
+
 @pytest.mark.parametrize(
     ("opened", "answer", "thought", "text"),
     [

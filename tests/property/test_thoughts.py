@@ -4,15 +4,20 @@ import json
 from dataclasses import replace
 
 import pytest
+import tokenizers
+from tokenizers import AddedToken
 
 from edgedecode import CapabilityError, Completion, InputError, Pair, Rule, SamplingOptions, SwitchOptions
 from edgedecode.errors import ManifestError
 from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.manifest import Manifest
 from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.thought_limit import ThoughtLimit
 from edgedecode.testing import toy_pair
-from edgedecode.text.thinking import BUDGETS, Thinking, thinking_in
-from tests.thinkers import CALL, CALL_END, CLOSE, OPENED, START, SWITCHED, thinker
+from edgedecode.text.thinking import BUDGETS, Thinking, Thoughts, thinking_in
+from edgedecode.text.tokenizer import Tokenizer
+from tests.shared_paths import SHARED, needs_shared
+from tests.thinkers import CALL, CALL_END, CLOSE, MARKS, OPENED, START, SWITCHED, thinker
 from tests.toys import session_options
 
 WARM = SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1)
@@ -208,3 +213,34 @@ def test_the_manifest_says_how_a_model_thinks() -> None:
         for wrong in (Thinking(" ", "x"), Thinking("x", ""), Thinking("x", "y" * 65)):
             with pytest.raises(ManifestError, match=r"manifest\.thinking"):
                 Manifest.from_json(json.loads(replace(value, thinking=wrong).to_json()))
+
+
+@needs_shared
+@pytest.mark.parametrize("marked", [True, False], ids=["tokens", "texts"])
+@pytest.mark.parametrize("name", [pytest.param("qwen2.5", marks=pytest.mark.slow), "smollm2", "phi3"])
+def test_real_tokenizers_write_marks_as_tokens_or_texts(name: str, marked: bool) -> None:
+    """Qwen 3's tokenizer is Qwen 2.5's with the marks; a model without them spells them in several tokens."""
+    inner = tokenizers.Tokenizer.from_file(str(SHARED / f"tokenizers/{name}/tokenizer.json"))
+    if marked:
+        inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    tokenizer, thinking = Tokenizer(inner), Thinking("<think>", "</think>")
+    thoughts = tokenizer.encode("<think>\nLet me see: 12 and 30 are 42 \u2026 or </thin? " * 3)
+    for most in range(25):
+        limit = ThoughtLimit(tokenizer, thinking, most=most, at_once=3)
+        limit.begin(tokenizer.encode("user: hi\nassistant:"))
+        said: list[int] = []
+        for token in thoughts:
+            if limit.forced():
+                break
+            said.append(token)
+            limit.extend([token])
+        before = tokenizer.decode(said)
+        start = next(count for count in range(len(said)) if "<think>" in tokenizer.decode(said[: count + 1])) + 1
+        assert len(said) == start + most
+        while forced := limit.forced():
+            said += forced
+            limit.extend(forced)
+        said += tokenizer.encode("It is 42.</think>")
+        parted = Thoughts(thinking, opened=False).parted(tokenizer.decode(said), ended=True)
+        assert parted[0].rstrip() == before.lstrip().removeprefix("<think>").rstrip()
+        assert parted[1].startswith("It is 42.")
