@@ -67,6 +67,8 @@ OFFERED = [
     for each in TOOLS
 ]
 """The functions of `TOOLS` in Anthropic's form."""
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
+"""Requests of programs that ran against the server, by their names: `path` and `body`."""
 LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
 """The form of an answer that does not end within a test."""
 LLAMAS = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.apps.serving import KEY, OFFERED, QUESTION, STORY, Running, lone, read_blocks
+from tests.apps.serving import KEY, OFFERED, QUESTION, RECORDED, STORY, Running, lone, read_blocks
 
 # isort: split
 from edgedecode.apps.serve.guards import Limits
@@ -84,60 +84,16 @@ def block(text: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **fields}
 
 
-EPHEMERAL = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-
-
-def tool(name: str, description: str, required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": properties}
-    return {
-        "name": name,
-        "description": description,
-        "input_schema": {**schema, "required": required, "additionalProperties": False},
-    }
-
-
-CLAUDE_CODE: dict[str, Any] = {
-    "model": "claude-opus-5-5",
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                block("<system-reminder>\nToday is Saturday.\n</system-reminder>"),
-                block(QUESTION, **EPHEMERAL),
-            ],
-        }
-    ],
-    "system": [
-        block("x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"),
-        block("You are an agent that works in a terminal.", **EPHEMERAL),
-        block("Use the tools. Answer briefly.\n\n# Environment\n - Platform: linux", **EPHEMERAL),
-    ],
-    "tools": [
-        tool(
-            *("Bash", "Runs a command", ["command"]),
-            command={"description": "The command", "type": "string"},
-            timeout={"type": "number"},
-            run_in_background={"type": "boolean"},
-        ),
-        tool(
-            "Read", "Reads a file", ["file_path"], file_path={"type": "string"}, limit={"type": "integer", "minimum": 1}
-        ),
-        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-    ],
-    "tool_choice": {"type": "auto"},
+ONE_TOOL: dict[str, Any] = RECORDED["Claude Code 2.1.197, one tool"]["body"]
+CLAUDE_CODE: dict[str, Any] = ONE_TOOL | {
+    "tools": [*ONE_TOOL["tools"], {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
     "betas": ["interleaved-thinking-2025-05-14", "context-management-2025-06-27"],
-    "metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'},
     "max_tokens": 12,
-    "thinking": {"type": "adaptive", "display": "summarized"},
-    "temperature": 1,
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "medium"},
     "diagnostics": {"previous_message_id": None},
     "speed": "standard",
-    "stream": True,
     "a_field_of_next_year": {"deep": [1, 2, {"er": None}]},
 }
-"""The shape of a request of Claude Code 2.1, with fewer words and tools."""
+"""A request of Claude Code 2.1 with one of its tools, and with fields that other versions of it have."""
 HEADERS = {
     "Authorization": f"Bearer {KEY}",
     "anthropic-version": "2023-06-01",
@@ -167,8 +123,8 @@ def test_claude_codes_system_prompt_is_the_same_in_each_request() -> None:
     first, second = (prompt(f"x-anthropic-billing-header: cch={each};") for each in ("36ee5", "0aaa9"))
     assert first == second
     assert "billing" not in first[0][1]
-    assert "You are an agent" in first[0][1]
-    assert '"name": "Bash"' in first[0][1]
+    assert "Be brief." in first[0][1]
+    assert '"name": "Read"' in first[0][1]
 
 
 # -- Anthropic's client ------------------------------------------------------------------------------------------------

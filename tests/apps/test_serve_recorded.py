@@ -1,12 +1,11 @@
 """`serve`: requests recorded from programs that ran against it; their texts are shortened, their fields are whole."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.apps.serving import CHAT, RESPONSES, Running
+from tests.apps.serving import CHAT, RECORDED, RESPONSES, Running
 
 # isort: split
 from edgedecode import SamplingOptions
@@ -15,7 +14,6 @@ from edgedecode.apps.serve.ollama.bodies import read_chat as read_ollama_chat
 from edgedecode.apps.serve.requests.openai import read_chat
 from edgedecode.apps.serve.responses.bodies import read_response
 
-RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
 READS: dict[str, Any] = {
     CHAT: read_chat,
     RESPONSES: read_response,
