@@ -55,7 +55,7 @@ export function ChatSettings({ open }: { open: Signal<boolean> }): JSX.Element {
         <legend>Answer</legend>
         <Choice name="format" label="Form" values={{ "": "Text", json: "JSON", schema: "JSON by a schema" }} />
         {options.format === "schema" && <Schema />}
-        <Choice name="think" label="Thinking" values={{ "": "As the model has it", on: "On", off: "Off" }} />
+        <Choice name="think" label="Thinking" values={{ "": "As the model has it", on: "On", low: "Up to 256 tokens", medium: "Up to 1,024 tokens", high: "Up to 4,096 tokens", off: "Off" }} />
         <Choice
           name="mode"
           label="Decoding"
