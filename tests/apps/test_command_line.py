@@ -12,15 +12,7 @@ from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.cli import main
 from edgedecode.user_notices import NOTICES, work
 from tests.apps.chat_script import piped
-from tests.apps.conftest import Run
 from tests.conftest import Refusal
-
-
-def test_generate_with_too_small_a_budget_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a", "--memory", "1MB"]) == 1
-    err = capsys.readouterr().err
-    assert "budget" in err
-    assert err.count("\n") > 2
 
 
 def test_the_bare_command_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,10 +220,6 @@ def test_generate_refuses_a_damaged_pack(refusal: Refusal, pack_copy: Path) -> N
     assert "weights.bin" in refusal(*words, "--verify")
     weights.unlink()
     assert "weights.bin" in refusal(*words)
-
-
-def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
-    assert b"Traceback" in run("generate", "-m", str(tmp_path), "-p", "x", "--debug").stderr
 
 
 def test_progress_off_a_terminal_prints_a_line_every_few_seconds(

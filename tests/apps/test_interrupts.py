@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -54,25 +53,6 @@ def test_generate_ends_quietly_on_a_closed_pipe() -> None:
     assert child.wait(timeout=60) == 128 + signal.SIGPIPE
     assert child.stderr.read() == b""
     child.stderr.close()
-
-
-@posix
-def test_generate_reports_a_stdout_closed_before_the_start(pack: Path) -> None:
-    words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
-    child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
-    assert child.returncode == 1
-    assert child.stderr == b"edgedecode: standard output is closed: the result cannot be printed\n"
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_generate_reports_a_full_disk_in_one_line(pack: Path, unbuffered: str) -> None:
-    words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
-    setting = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with open("/dev/full", "wb") as full:
-        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=setting)
-    assert child.returncode == 1
-    assert child.stderr == b"edgedecode: standard output cannot be written: No space left on device\n"
 
 
 @posix

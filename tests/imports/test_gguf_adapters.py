@@ -1,9 +1,7 @@
 """Adapters of imported packs: the target matches weights with the delta merged, and drafts do not change."""
 
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from gguf import GGUFValueType, GGUFWriter
 import edgedecode
 from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.adapters.adapter_change import add_adapter
-from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.adapter import check_values
@@ -22,10 +19,9 @@ from edgedecode.gguf.contents import read_contents
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.chunks import Completion
 from tests.conftest import Refusal
-from tests.peft_folders import safetensors
 from tests.small_tokenizers import byte_level
 
-from .files import HIDDEN, MLP, File, Floats, add_tensor, finished, write_adapter, write_file
+from .files import HIDDEN, File, Floats, add_tensor, finished, write_adapter, write_file
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -49,9 +45,6 @@ def imported(out: Path, target: Path, *more: str, adapters: Mapping[str, Path] |
     for name, source in (adapters or {}).items():
         add_adapter(out, name, source)
     return out
-
-
-OPTIONS = SessionOptions(draft_max=0, sampling=SamplingOptions(), details=SessionDetails(ignore_eos=True))
 
 
 @pytest.fixture(scope="module")
@@ -115,79 +108,8 @@ def test_an_adapter_of_the_draft_model_is_refused_without_one(
     )
 
 
-def test_adapter_add_takes_a_gguf_file_for_the_draft_model(pack: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(pack, own)
-    formal = write_adapter(tmp_path / "formal.gguf", modules=(), more=lora_matrices(), invocation=())
-    before = complete(own, adapter="formal", draft_max=4)
-    assert main(["adapter", "add", str(own), f"draft:formal={formal}"]) == 0
-    after = complete(own, adapter="formal", draft_max=4)
-    assert after.tokens == before.tokens
-    assert after.stats.accepted == after.stats.proposed
-    assert before.stats.accepted < before.stats.proposed
-
-
-def test_imported_adapter_is_chosen_per_session(pack: Path) -> None:
-    """The adapter is loaded and leased once for all sessions."""
-    plain, formal = complete(pack, adapter=None).tokens, complete(pack, adapter="formal").tokens
-    options = SessionOptions(
-        draft_max=0, sampling=SamplingOptions(), adapter="formal", details=SessionDetails(ignore_eos=True)
-    )
-    with edgedecode.load(pack, runtime="llama") as pair:
-        before = SessionOptions(draft_max=0, sampling=SamplingOptions(), details=SessionDetails(ignore_eos=True))
-        with pair.session(options) as first, pair.session(before) as second, pair.session(options) as third:
-            assert first.generate(PROMPT, max_tokens=40).tokens == formal
-            assert second.generate(PROMPT, max_tokens=40).tokens == plain
-            assert third.generate(PROMPT, max_tokens=40).tokens == formal
-        assert [lease.name.split(":")[0] for lease in pair.budget.leases].count("adapter") == 1
-    assert not pair.budget.used_nbytes - sum(lease.nbytes for lease in pair.budget.leases if "code" in lease.name)
-
-
 def test_imported_activated_adapter_is_off_without_its_tokens(pack: Path) -> None:
     assert complete(pack, adapter="activated").tokens == complete(pack, adapter=None).tokens
-
-
-def test_generate_takes_an_imported_adapters_name(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["generate", "-m", str(pack), "--runtime", "llama", "-p", PROMPT, "-n", "16", "--temp", "0"]
-    answers = []
-    for more in ([], ["--adapter", "formal"]):
-        capsys.readouterr()
-        assert main([*words, *more]) == 0
-        answers.append(capsys.readouterr().out)
-    assert answers[0] != answers[1]
-    assert main([*words, "--adapter", "nosuch"]) == 1
-    assert capsys.readouterr().err.endswith("the pack has no adapter 'nosuch'; it has: formal, activated\n")
-
-
-def write_peft_ones(folder: Path) -> Path:
-    """Write the adapter of `write_adapter` without `invocation` in PEFT's format."""
-    folder.mkdir()
-    tensors = {}
-    for module, inputs in (("self_attn.q_proj", HIDDEN), ("mlp.down_proj", MLP)):
-        tensors[f"base_model.model.model.layers.0.{module}.lora_A.weight"] = np.ones((4, inputs), np.float32)
-        tensors[f"base_model.model.model.layers.0.{module}.lora_B.weight"] = np.ones((HIDDEN, 4), np.float32)
-    (folder / WEIGHTS).write_bytes(safetensors(tensors))
-    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 6.0}), encoding="utf-8")
-    return folder
-
-
-def test_an_imported_pack_takes_an_adapter_as_a_gguf_file_or_a_peft_folder(tmp_path: Path) -> None:
-    target = write_file(tmp_path / "a.gguf", byte_level())
-    file, folder = write_adapter(tmp_path / "ones.gguf", invocation=()), write_peft_ones(tmp_path / "peft")
-    pack = imported(tmp_path / "pack", target, adapters={"file": file, "peft": folder})
-    entries = Manifest.load(pack).adapters
-    assert (entries["file"].config, entries["peft"].config) == ("", "adapters/peft/adapter_config.json")
-    assert entries["file"].modules == ("q_proj", "down_proj")
-    assert set(entries["peft"].modules) == {"q_proj", "down_proj"}
-    with edgedecode.load(pack, runtime="llama", adapters=True) as pair:
-        found = set()
-        for name in ("file", "peft"):
-            with pair.session(replace(OPTIONS, adapter=name)) as session:
-                found.add(session.generate(PROMPT, max_tokens=24).tokens)
-        with pair.session(OPTIONS) as session:
-            plain = session.generate(PROMPT, max_tokens=24).tokens
-    assert len(found) == 1
-    assert plain not in found
 
 
 KINDS = GGUFValueType

@@ -91,14 +91,6 @@ def test_acceptance_is_learned_per_adapter(pair: Pair) -> None:
     assert "another" in pair.experience.history.kinds
 
 
-def test_adapter_changes_the_answer(pair: Pair) -> None:
-    answers = set()
-    for adapter in (None, *ADAPTERS):
-        with pair.session(options(adapter)) as session:
-            answers.add(session.generate(PROMPTS[0], max_tokens=24).tokens)
-    assert len(answers) == 1 + len(ADAPTERS)
-
-
 def test_adapter_scale_of_zero_has_no_effect_and_two_has_more(pair: Pair) -> None:
     with pair.session(options(None)) as session:
         answers = []

@@ -148,14 +148,18 @@ def test_complete_continues_text_without_a_transcript() -> None:
     ids=str,
 )
 def test_session_refuses_bad_options_and_leaves_no_lease(
-    options: dict[str, object], error: type[Exception], message: str
+    options: dict[str, object], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before anything is reserved or loaded; a context is looked at later."""
     pair = ascii_pair()
-    used = pair.budget.used_nbytes
+    leases = pair.budget.leases
+    if "context" not in options:
+        monkeypatch.setattr(pair.budget, "reserve", lambda name, *_, **__: pytest.fail(f"{name} was reserved"))
     with pytest.raises(error, match=message) as refusal:
         pair.session(session_options(**options))
     assert "\n" not in str(refusal.value)
-    assert pair.budget.used_nbytes == used
+    assert pair.budget.leases == leases
+    assert pair.drafts.loaded == ()
 
 
 def test_session_refused_for_its_drafter_releases_the_target_state() -> None:

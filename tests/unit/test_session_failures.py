@@ -7,7 +7,7 @@ import pytest
 
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule
-from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
+from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
@@ -44,15 +44,6 @@ def test_generate_that_fails_leaves_the_conversation_unchanged(monkeypatch: pyte
     assert made.generate("and now?", max_tokens=8).text == fresh.generate("and now?", max_tokens=8).text
 
 
-def test_generate_refuses_a_text_that_cannot_fit_before_encoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = session(drafter="none")
-    monkeypatch.setattr(type(made._shared.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))
-    with pytest.raises(ContextExceeded, match="bytes of text"):
-        list(made.stream("x" * 10_000_000))
-    with pytest.raises(ContextExceeded, match="bytes of text"):
-        list(made.complete("x" * 10_000_000))
-
-
 def test_session_that_is_dropped_releases_its_scratch_memory() -> None:
     pair = ascii_pair(budget=Budget())
     made = pair.session(SessionOptions(drafter="suffix"))
@@ -60,28 +51,6 @@ def test_session_that_is_dropped_releases_its_scratch_memory() -> None:
     del made
     gc.collect()
     assert not {"sampling", "suffix index"} & {lease.name for lease in pair.budget.leases}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"draft_max": 100_000},
-        {"draft_max": 4, "drafter": "tree", "rule": Rule.RATIO},
-        {"drafter": "no such drafter"},
-        {"drafter": "tree"},
-    ],
-    ids=str,
-)
-def test_session_refuses_options_before_reserving_memory(
-    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ascii_pair(budget=Budget()) as pair:
-        leases = pair.budget.leases
-        monkeypatch.setattr(pair.budget, "reserve", lambda name, *_, **__: pytest.fail(f"{name} was reserved"))
-        with pytest.raises((InputError, CapabilityError)):
-            pair.session(session_options(**options))
-        assert pair.budget.leases == leases
-        assert pair.drafts.loaded == ()
 
 
 def test_session_that_is_refused_closes_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
