@@ -24,29 +24,33 @@ SWITCHED = CHATML + (
 )
 """Lets the model begin its thought, or writes an empty one, as Qwen 3's."""
 NEVER = -2000.0
-ALWAYS = 3000.0
+ALWAYS = 5000.0
 
 
-def thinking_tokenizer(template: str) -> Tokenizer:
+def thinking_tokenizer(template: str, *, special: bool = False) -> Tokenizer:
     inner = tokenizers.Tokenizer.from_str(byte_tokenizer().definition)
-    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    inner.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
     return Tokenizer(inner, chat_template=ChatTemplate(template))
 
 
 def thinker(
-    template: str = OPENED, *, closing: float = NEVER, calling: float = NEVER, ending: float = 3.0, noise: float = 0.7
+    template: str = OPENED,
+    *,
+    closing: float = NEVER,
+    calling: float = NEVER,
+    ending: float = 3.0,
+    noise: float = 0.7,
+    special: bool = False,
 ) -> Pair:
     """Return a pair that begins a thought where the template did not. closing, calling: the bonus of `</think>`, and
-    of `<tool_call>` and its end; ending: that of the end token, which comes outside of thoughts only by chance."""
-    tokenizer = thinking_tokenizer(template)
+    of `<tool_call>` and its end; ending: that of the end token. special: the marks are special tokens."""
+    tokenizer = thinking_tokenizer(template, special=special)
     target = tuple(each.copy() for each in ascii_tables(tokenizer, seed=0, ending=ending))
     target[2][:, START] += NEVER
     target[2][:, CLOSE] += closing
     target[2][:, [CALL, CALL_END]] += calling
-    newline = tokenizer.encode("\n")[0]
     if template == SWITCHED:  # after the header's newline, so that the answer begins with the mark
-        assistant = tokenizer.encode("t\n")
-        target[0][newline, START] += ALWAYS if assistant[1] == newline else 0
+        target[0][tokenizer.encode("\n")[0], START] += ALWAYS
     draft = toy_tables(tokenizer.size, seed=1000, scale=noise, near=target)
     base = toy_pair()
     manifest = replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
@@ -97,9 +97,18 @@ class Reply:
 
     @classmethod
     def begin(
-        cls, tokenizer: Tokenizer, *, stop: Sequence[str], top_logprobs: int | None, options: SessionOptions
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str],
+        top_logprobs: int | None,
+        options: SessionOptions,
+        marks: Collection[str] = (),
     ) -> Reply:
-        """Return an empty reply. Raises InputError, and CapabilityError if some tokens are not verified."""
+        """Return an empty reply. marks: special tokens that are text, those around a thought.
+
+        Raises InputError, and CapabilityError if some tokens are not verified.
+        """
         if top_logprobs is not None:
             from edgedecode.sampling.log_probabilities import check_top_logprobs
 
@@ -109,11 +118,12 @@ class Reply:
                     "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
                     "the target does not process: leave out switching"
                 )
+        detokenizer = tokenizer.detokenizer(keep=marks)
         if not stop and not isinstance(stop, str):
-            return cls(tokenizer.detokenizer(), None, top_logprobs)
+            return cls(detokenizer, None, top_logprobs)
         from edgedecode.text.stop_strings import StopStrings
 
-        return cls(tokenizer.detokenizer(), StopStrings(stop), top_logprobs)
+        return cls(detokenizer, StopStrings(stop), top_logprobs)
 
     @property
     def matched(self) -> str:

@@ -179,7 +179,7 @@ class Session:
         if seeds is not None and len(seeds) != count:
             raise InputError(f"{count} answers need a seed each and there are {len(seeds)}")
         limit = answer_limit(max_tokens, shared.manifest.generation)
-        reply = partial(Reply.begin, shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
+        reply = partial(self._reply, stop, top)
 
         def prepare() -> Samples:
             self._running.end()
@@ -301,13 +301,18 @@ class Session:
     ) -> Answer:
         """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
         limit = answer_limit(max_tokens, self._shared.manifest.generation)
-        reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
+        reply = self._reply(stop, top)
         constraint = None if given is None else self._decoding.constraint(given)
         self._running.end()
         turn = self._turns.open(prompt, limit=limit)
         self.stats = Stats(seed=self._next_seed())
         chunks = self._decoding.begin(turn, reply, self.stats, seed=self.seed, limit=limit, constraint=constraint)
         return self._running.run(chunks, self.stats)
+
+    def _reply(self, stop: Sequence[str], top: int | None) -> Reply:
+        shared, thinking = self._shared, self._shared.thinking
+        marks = () if thinking is None else (thinking.start, thinking.end)
+        return Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=self.options, marks=marks)
 
     def _next_seed(self) -> int:
         self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed

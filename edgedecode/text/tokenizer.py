@@ -154,9 +154,10 @@ class Tokenizer:
             except (OverflowError, TypeError) as error:
                 raise InputError(f"cannot decode: the ids hold a value that is not a token id ({error})") from error
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """Start a stream whose text equals `decode` of all its ids."""
-        return Detokenizer(self._pieces, skip=self.special_ids if skip_special else frozenset())
+    def detokenizer(self, *, skip_special: bool = True, keep: Collection[str] = ()) -> Detokenizer:
+        """Start a stream whose text equals `decode` of all its ids. keep: special tokens that it has nevertheless."""
+        skip = self.special_ids - {self.token_to_id(each) for each in keep} if skip_special else frozenset[int]()
+        return Detokenizer(self._pieces, skip=skip)
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token as the vocabulary spells it, or None."""

@@ -110,6 +110,17 @@ def test_each_of_several_answers_counts_for_itself(template: str) -> None:
             assert [each.tokens for each in found] == [each.tokens for each in alone]
 
 
+@pytest.mark.parametrize("template", [OPENED, SWITCHED], ids=["opened", "begun"])
+def test_marks_that_are_special_tokens_are_in_the_text(template: str) -> None:
+    """As Magistral's are, so that what the model thinks can be told from what it says."""
+    with thinker(template, ending=-50.0, special=True) as pair:
+        text = answer(pair, think_tokens=6).text
+        thought, said = Thoughts(Thinking("<think>", "</think>"), opened=template == OPENED).parted(text, ended=True)
+        assert (len(thought), bool(said)) == (6, True)
+        with pair.session(session_options(think_tokens=6, samples=2)) as session:
+            assert all("</think>" in each.text for each in session.samples("hi", 2, max_tokens=20).completions())
+
+
 def test_a_second_answer_has_a_limit_of_its_own() -> None:
     with thinker(ending=-50.0) as pair, pair.session(session_options(think_tokens=4, seed=1)) as session:
         for prompt in ("hello", "and now"):
