@@ -120,6 +120,42 @@ def test_kernels_give_a_tree_row_the_bits_of_its_chain(opener: Opener, window: i
     assert np.array_equal(model.forward([5], fresh).logits, after)
 
 
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("needs", [(), ("kv:int8",)], ids=["float", "int8"])
+def test_kernels_give_branches_that_grow_for_many_passes_the_bits_of_their_chains(
+    opener: Opener, needs: tuple[str, ...], window: int
+) -> None:
+    """Some branches end, leave others later than at the prompt, or have two rows in a pass."""
+    assert LIBRARY is not None
+    graphs = ("base", "kv8") if needs else ("base",)
+    model = opener(replace(shape(4, 32), window=window, all_windows=True, graphs=graphs), needs=needs)
+    prompt, rng = tokens()[:21], np.random.default_rng(5)
+    for name, count in zip([*SETS, SETS[0]], (8, 5, 20, 3, 2), strict=False):
+        LIBRARY.choose(name)
+        state, tips = model.new_state(500), [-1] * count
+        model.forward(prompt, state, rows="none")
+        state.keep(range(len(prompt)))
+        paths, found = list[list[int]](), list[FloatArray]()
+        while state.pending < 180:
+            start, parents, read = state.pending, list[int](), list[int]()
+            for branch in rng.permutation(count) if rng.random() < 0.2 else range(count):
+                if rng.random() < 0.04:
+                    tips[branch] = int(rng.integers(-1, start))
+                for _ in range(0 if rng.random() < 0.04 else 2 if rng.random() < 0.04 else 1):
+                    parents.append(tips[branch])
+                    read.append(int(rng.integers(0, 512)))
+                    paths.append([*(paths[parents[-1]] if parents[-1] >= 0 else []), read[-1]])
+                    tips[branch] = len(paths) - 1
+            if parents:
+                found.extend(model.forward(read, state, parents=parents, rows="all").logits.copy())
+        for row in {len(found) - 1, *tips, *map(int, rng.integers(0, len(found), 4))} - {-1}:
+            lone = model.new_state(500)
+            alone = model.forward([*prompt, *paths[row]], lone).logits[0]
+            assert np.array_equal(alone, found[row]), (name, row)
+            lone.close()
+        state.close()
+
+
 @pytest.mark.parametrize(("bits", "block", "wide"), MODELS)
 def test_kernels_of_every_instruction_set_give_the_same_bits_for_a_model(
     opener: Opener, bits: int, block: int, wide: str

@@ -215,9 +215,11 @@ struct Kernels {
 // Floats of one query's scores: a whole number of tiles.
 inline size_t score_stride(const Attention& job) { return (job.settled + job.pending + kTile) / kTile * kTile; }
 
-// Floats that `attend` needs as scratch memory: scores, sums of values, and paths through a tree.
+// Floats that `attend` needs as scratch memory: scores and sums of values; for a tree paths, the slots' owners, and the
+// queries side by side, of at most 31 rows.
 inline size_t score_floats(const Attention& job) {
-  return kQueries * (score_stride(job) + job.size + (job.parents == nullptr ? 0 : job.pending));
+  const size_t tree = job.parents == nullptr ? 0 : kQueries * (job.pending + 2 * job.size) + job.pending + 3 * kTile;
+  return kQueries * (score_stride(job) + job.size) + tree;
 }
 
 // The tables; null where the compiler could not make one.

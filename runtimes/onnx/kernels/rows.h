@@ -533,8 +533,10 @@ inline VF vcached<int8_t>(const int8_t* p) { return vbytes(p); }
 
 // Scores of QUERIES queries with the 16 slots of each of TILES tiles: a lane is a slot, summed over the size in one order,
 // so a score does not depend on the slot it is in. Few queries take several tiles at once, so that no sum waits for itself.
-template <class T, int QUERIES, int TILES>
-static inline void tile_scores(const T* tiles, size_t size, const float* const* queries, float* scores, size_t stride) {
+// OWN: each slot has a query of its own: number owners[slot] of `width` that lie side by side, [size][width].
+template <class T, int QUERIES, int TILES, bool OWN>
+static inline void tile_scores(const T* tiles, size_t size, const float* const* queries, float* scores, size_t stride,
+                               const int32_t* owners, size_t width) {
   constexpr int kTogether = QUERIES * TILES <= 8 ? TILES : 8 / QUERIES;
   for (int first = 0; first < TILES; first += kTogether)
     for (size_t group = 0; group < kTile; group += kLanes) {
@@ -542,24 +544,33 @@ static inline void tile_scores(const T* tiles, size_t size, const float* const* 
       VF sums[kTogether][QUERIES];
       for (int t = 0; t < kTogether; t++)
         for (int q = 0; q < QUERIES; q++) sums[t][q] = vset(0.0f);
+      VI own{};
+      if constexpr (OWN) own = vload_int(owners + group);
       for (size_t d = 0; d < size; d++)
         for (int t = 0; t < kTogether; t++) {
           VF key = vcached<T>(tile + (t * size + d) * kTile);
-          for (int q = 0; q < QUERIES; q++) sums[t][q] = vfma(vset(queries[q][d]), key, sums[t][q]);
+          for (int q = 0; q < QUERIES; q++)
+            if constexpr (OWN)
+              sums[t][q] = vfma(vpick(queries[q] + d * width, own), key, sums[t][q]);
+            else
+              sums[t][q] = vfma(vset(queries[q][d]), key, sums[t][q]);
         }
       for (int t = 0; t < kTogether; t++)
         for (int q = 0; q < QUERIES; q++) vstore(scores + q * stride + (first + t) * kTile + group, sums[t][q]);
     }
 }
 
-template <class T, int TILES>
+template <class T, int TILES, bool OWN = false>
 static inline void all_scores(const T* tiles, size_t size, const float* const* queries, size_t count, float* scores,
-                              size_t stride) {
+                              size_t stride, const int32_t* owners = nullptr, size_t width = 0) {
   size_t q = 0;
-  for (; q + 8 <= count; q += 8) tile_scores<T, 8, TILES>(tiles, size, queries + q, scores + q * stride, stride);
-  for (; q + 4 <= count; q += 4) tile_scores<T, 4, TILES>(tiles, size, queries + q, scores + q * stride, stride);
-  for (; q + 2 <= count; q += 2) tile_scores<T, 2, TILES>(tiles, size, queries + q, scores + q * stride, stride);
-  for (; q < count; q++) tile_scores<T, 1, TILES>(tiles, size, queries + q, scores + q * stride, stride);
+  const auto some = [&](auto scored, size_t each) {
+    for (; q + each <= count; q += each) scored(tiles, size, queries + q, scores + q * stride, stride, owners, width);
+  };
+  some(tile_scores<T, 8, TILES, OWN>, 8);
+  some(tile_scores<T, 4, TILES, OWN>, 4);
+  some(tile_scores<T, 2, TILES, OWN>, 2);
+  some(tile_scores<T, 1, TILES, OWN>, 1);
 }
 
 // Makes the scores of `count` queries with a tile's slots that are marked not a number. A float cache marks nothing.
@@ -573,15 +584,17 @@ static inline void spread_poison(const int8_t* tile, size_t count, float* scores
 }
 
 // Adds weight × value over slots first to last - 1, in this order, for QUERIES queries and VECTORS * kLanes of the size.
+// With a path its slots first to last - 1, whose weights lie side by side.
 template <class T, int QUERIES, int VECTORS>
 static inline void add_values(const T* values, size_t size, size_t first, size_t last, const float* weights,
-                              size_t stride, float* sums) {
+                              size_t stride, float* sums, const int32_t* path) {
   VF acc[QUERIES][VECTORS];
   for (int q = 0; q < QUERIES; q++)
     for (int i = 0; i < VECTORS; i++) acc[q][i] = vload(sums + q * size + i * kLanes);
   for (size_t slot = first; slot < last; slot++) {
     VF v[VECTORS];
-    for (int i = 0; i < VECTORS; i++) v[i] = vcached<T>(values + slot * size + i * kLanes);
+    const T* value = values + (path == nullptr ? slot : path[slot]) * size;
+    for (int i = 0; i < VECTORS; i++) v[i] = vcached<T>(value + i * kLanes);
     for (int q = 0; q < QUERIES; q++) {
       VF w = vset(weights[q * stride + slot]);
       for (int i = 0; i < VECTORS; i++) acc[q][i] = vfma(w, v[i], acc[q][i]);
@@ -595,11 +608,11 @@ constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
 
 template <class T, int QUERIES>
 static inline void add_all_values(const T* values, size_t size, size_t first, size_t last, const float* weights,
-                                  size_t stride, float* sums) {
+                                  size_t stride, float* sums, const int32_t* path = nullptr) {
   size_t d = 0;
   for (; d + kValueVectors * kLanes <= size; d += kValueVectors * kLanes)
-    add_values<T, QUERIES, kValueVectors>(values + d, size, first, last, weights, stride, sums + d);
-  for (; d < size; d += kLanes) add_values<T, QUERIES, 1>(values + d, size, first, last, weights, stride, sums + d);
+    add_values<T, QUERIES, kValueVectors>(values + d, size, first, last, weights, stride, sums + d, path);
+  for (; d < size; d += kLanes) add_values<T, QUERIES, 1>(values + d, size, first, last, weights, stride, sums + d, path);
 }
 
 // One query vector: the positions it sees are low to length - 1; in a tree those from `settled` on are in the slots
@@ -611,14 +624,22 @@ struct Seen {
   float* y;
 };
 
-// Writes the pending rows from the root down to `row`; returns how many.
-static inline size_t path_to(const int32_t* parents, size_t row, int32_t* path) {
-  size_t depth = 0;
-  for (int32_t node = static_cast<int32_t>(row); node >= 0; node = parents[node]) depth++;
-  size_t i = depth;
-  for (int32_t node = static_cast<int32_t>(row); node >= 0; node = parents[node]) path[--i] = node;
-  return depth;
-}
+// Which of a block's queries see the pending slots; `of` a tile's slots: of which row each is, or nobody's or several's.
+// Query q is of row q % width.
+struct Owners {
+  static constexpr int32_t kNobody = -1, kSeveral = kQueries;
+  size_t begin;  // the first slot of `slots`, a multiple of 16; before it all rows see all slots
+  int32_t* slots;
+  size_t width;
+  float* queries;  // room to lay them side by side, see tile_scores
+
+  const int32_t* of(size_t slot) const {
+    alignas(64) static constexpr int32_t kAll[kTile] = {kSeveral, kSeveral, kSeveral, kSeveral, kSeveral, kSeveral,
+                                                        kSeveral, kSeveral, kSeveral, kSeveral, kSeveral, kSeveral,
+                                                        kSeveral, kSeveral, kSeveral, kSeveral};
+    return slot < begin ? kAll : slots + slot - begin;
+  }
+};
 
 // Makes weights of the scores at positions low to length - 1; returns 1 / their sum. The sum's order is by position
 // modulo 16, so it does not depend on slots.
@@ -664,7 +685,7 @@ static inline void add_common(const T* values, size_t size, size_t common, const
 // Attends with `count` queries of one key/value head. All of them see slots 0 to common - 1 at these positions.
 template <class T>
 static void attend_block(const Attention& job, size_t kv_head, const Seen* seen, size_t count, size_t common,
-                         float* scores) {
+                         const Owners& owners, float* scores) {
   const size_t size = job.size, total = job.settled + job.pending;
   const size_t stride = score_stride(job);
   const T* keys = static_cast<const T*>(job.keys) + kv_head * job.capacity * size;
@@ -677,17 +698,46 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
     longest = seen[q].length > longest ? seen[q].length : longest;
   }
   const size_t last_slot = job.parents == nullptr ? longest : total;
-  constexpr size_t kTogether = 4;  // tiles
+  constexpr size_t kTogether = 4;  // tiles, with the same owners
+  const size_t turns = (count + owners.width - 1) / owners.width;
+  const float* beside[kQueries] = {};
   for (size_t slot = low / kTile * kTile; slot < last_slot;) {
-    const bool many = slot + kTogether * kTile <= last_slot;
+    const int32_t* own = owners.of(slot);
+    const auto alike = [&](size_t other) {
+      return owners.of(other) == own || memcmp(owners.of(other), own, kTile * sizeof *own) == 0;
+    };
+    bool many = slot + kTogether * kTile <= last_slot;
+    for (size_t t = 1; many && t < kTogether; t++) many = alike(slot + t * kTile);
     const size_t tiles = many ? kTogether : 1;
     const T* tile = keys + slot * size;
-    if (many)
-      all_scores<T, kTogether>(tile, size, queries, count, scores + slot, stride);
-    else
-      all_scores<T, 1>(tile, size, queries, count, scores + slot, stride);
-    for (size_t t = 0; t < tiles; t++)
-      spread_poison(tile + t * kTile * size, count, scores + slot + t * kTile, stride);
+    int32_t most = Owners::kNobody;
+    for (size_t i = 0; i < kTile; i++) most = own[i] > most ? own[i] : most;
+    if (most == Owners::kSeveral || (most != Owners::kNobody && 2 * turns > count)) {
+      if (many)
+        all_scores<T, kTogether>(tile, size, queries, count, scores + slot, stride);
+      else
+        all_scores<T, 1>(tile, size, queries, count, scores + slot, stride);
+      for (size_t t = 0; t < tiles; t++)
+        spread_poison(tile + t * kTile * size, count, scores + slot + t * kTile, stride);
+    } else if (most != Owners::kNobody) {
+      if (beside[0] == nullptr)
+        for (size_t q = 0; q < count; q++) {
+          float* to = owners.queries + q / owners.width * size * owners.width;
+          beside[q / owners.width] = to;
+          for (size_t d = 0; d < size; d++) to[d * owners.width + q % owners.width] = queries[q][d];
+        }
+      constexpr size_t kSlots = kTogether * kTile;
+      float found[kQueries / 2 * kSlots];
+      if (many)
+        all_scores<T, kTogether, true>(tile, size, beside, turns, found, kSlots, own, owners.width);
+      else
+        all_scores<T, 1, true>(tile, size, beside, turns, found, kSlots, own, owners.width);
+      for (size_t t = 0; t < tiles; t++) spread_poison(tile + t * kTile * size, turns, found + t * kTile, kSlots);
+      for (size_t i = 0; i < tiles * kTile; i++)
+        if (own[i % kTile] != Owners::kNobody)
+          for (size_t q = own[i % kTile], turn = 0; q < count; q += owners.width, turn++)
+            scores[q * stride + slot + i] = found[turn * kSlots + i];
+    }
     slot += tiles * kTile;
   }
   float inverses[kQueries];
@@ -714,10 +764,9 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
       const size_t from = common > seen[q].low ? common : seen[q].low;
       if (from < seen[q].length) add_all_values<T, 1>(values, size, from, seen[q].length, own, stride, sum);
     } else {
-      for (size_t p = job.settled > seen[q].low ? job.settled : seen[q].low; p < seen[q].length; p++) {
-        const size_t slot = job.settled + seen[q].path[p - job.settled];  // the weight is at its position
-        add_all_values<T, 1>(values + slot * size, size, 0, 1, own + p, stride, sum);
-      }
+      const size_t from = job.settled > seen[q].low ? 0 : seen[q].low - job.settled;  // a weight is at its position
+      add_all_values<T, 1>(values + job.settled * size, size, from, seen[q].length - job.settled, own + job.settled,
+                           stride, sum, seen[q].path);
     }
     for (size_t d = 0; d < size; d += kLanes) {
       VF y = vmul(vload(sum + d), vset(inverses[q]));
@@ -727,23 +776,42 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
   }
 }
 
-// Attends with queries first to last - 1 of one key/value head: query i is row i / group, head i % group of its group.
+// Attends with queries first to last - 1 of one key/value head. In a chain query i is row i / group, head i % group of its
+// group, so that a block has few rows; in a tree row i % rows, head i / rows, so that it has few queries of a row.
 static void attend(const Attention& job, size_t kv_head, size_t first, size_t last, float* scores) {
   const size_t group = job.heads / job.kv_heads, total = job.settled + job.pending;
+  const bool tree = job.parents != nullptr;
+  const size_t begin = job.settled / kTile * kTile, end = (total + kTile - 1) / kTile * kTile;
   int32_t* paths = reinterpret_cast<int32_t*>(scores + kQueries * (score_stride(job) + job.size));
+  int32_t* slots = paths + kQueries * job.pending;
+  Owners owners{tree ? begin : end, slots, kQueries, reinterpret_cast<float*>(slots + job.pending + 2 * kTile)};
   for (size_t start = first; start < last; start += kQueries) {
     const size_t count = last - start < kQueries ? last - start : kQueries;
     Seen seen[kQueries];
     size_t common = job.settled;
+    if (tree) {
+      owners.width = job.rows < count ? job.rows : count;
+      for (size_t slot = begin; slot < end; slot++)
+        slots[slot - begin] = slot < job.settled ? Owners::kSeveral : Owners::kNobody;
+    }
     for (size_t q = 0; q < count; q++) {
-      const size_t row = (start + q) / group, head = kv_head * group + (start + q) % group;
+      const size_t row = tree ? (start + q) % job.rows : (start + q) / group;
+      const size_t head = kv_head * group + (tree ? (start + q) / job.rows : (start + q) % group);
       seen[q].path = nullptr;
       seen[q].query = job.queries + (row * job.heads + head) * job.size;
       seen[q].y = job.y + (row * job.heads + head) * job.size;
       seen[q].length = total - job.rows + row + 1;
-      if (job.parents != nullptr) {
-        int32_t* path = paths + q * job.pending;
-        seen[q].length = job.settled + path_to(job.parents, job.pending - job.rows + row, path);
+      if (tree && q >= owners.width) {
+        seen[q].length = seen[q - owners.width].length;
+        seen[q].path = seen[q - owners.width].path;
+      } else if (tree) {
+        int32_t *bottom = paths + (q + 1) * job.pending, *path = bottom;
+        for (int32_t node = static_cast<int32_t>(job.pending - job.rows + row); node >= 0; node = job.parents[node]) {
+          int32_t& owner = slots[job.settled + node - begin];
+          owner = owner == Owners::kNobody ? static_cast<int32_t>(q) : Owners::kSeveral;
+          *--path = node;
+        }
+        seen[q].length = job.settled + (bottom - path);
         seen[q].path = path;
       } else if (q == 0) {
         common = seen[q].length;  // in a chain every row sees what the first one sees
@@ -751,9 +819,9 @@ static void attend(const Attention& job, size_t kv_head, size_t first, size_t la
       seen[q].low = job.window != 0 && seen[q].length > job.window ? seen[q].length - job.window : 0;
     }
     if (job.int8_cache)
-      attend_block<int8_t>(job, kv_head, seen, count, common, scores);
+      attend_block<int8_t>(job, kv_head, seen, count, common, owners, scores);
     else
-      attend_block<float>(job, kv_head, seen, count, common, scores);
+      attend_block<float>(job, kv_head, seen, count, common, owners, scores);
   }
 }
 

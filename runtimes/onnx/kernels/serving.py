@@ -223,8 +223,8 @@ def _opened(
 
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:
-    """Return a bound on our operators' memory (`Scratch`): rounded rows, queries, scores of 16 queries per thread."""
+    """Return a bound on our operators' memory (`Scratch`): rounded rows, queries; per thread scores, slots' owners."""
     rounded = rows * widest * 19 // 8  # up to two bytes per value, and twelve per 32: a scale and two sums
     queries = rows * heads * entry.head_size * 4
-    scores = threads * 16 * 4 * (entry.context + 32 + entry.head_size + rows)
+    scores = threads * 4 * (16 * (entry.context + 32 + 3 * entry.head_size + rows) + entry.context)
     return rounded + queries + scores

@@ -45,6 +45,8 @@ static inline VI vadd_int(VI a, VI b) { return _mm512_add_epi32(a, b); }
 static inline VI vjoin(VI high, VI low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return _mm512_reduce_add_epi32(v); }
 static inline VI vset_int(int32_t x) { return _mm512_set1_epi32(x); }
+static inline VI vload_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+static inline VF vpick(const float* p, VI which) { return _mm512_permutexvar_ps(which, _mm512_loadu_ps(p)); }
 constexpr int kUnits = 2;
 static inline VW vquants(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline VW vlow_nibbles(VW x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -104,6 +106,11 @@ static inline int32_t vsum_int(VI v) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 static inline VI vset_int(int32_t x) { return _mm256_set1_epi32(x); }
+static inline VI vload_int(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+static inline VF vpick(const float* p, VI which) {
+  const VF low = _mm256_permutevar8x32_ps(vload(p), which), high = _mm256_permutevar8x32_ps(vload(p + 8), which);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(which, 28)));
+}
 constexpr int kUnits = 1;
 static inline VW vquants(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 static inline VW vlow_nibbles(VW x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -166,6 +173,13 @@ static inline VI vadd_int(VI a, VI b) { return vaddq_s32(a, b); }
 static inline VI vjoin(VI high, VI low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return vaddvq_s32(v); }
 static inline VI vset_int(int32_t x) { return vdupq_n_s32(x); }
+static inline VI vload_int(const int32_t* p) { return vld1q_s32(p); }
+static inline VF vpick(const float* p, VI which) {
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(p);
+  const uint8x16x4_t all = {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+  const VI places = vmlaq_s32(vdupq_n_s32(0x03020100), which, vdupq_n_s32(0x04040404));
+  return vreinterpretq_f32_u8(vqtbl4q_u8(all, vreinterpretq_u8_s32(places)));
+}
 constexpr int kUnits = 2;
 static inline uint8x16_t vquants(const uint8_t* p) { return vld1q_u8(p); }
 static inline uint8x16_t vlow_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
@@ -228,6 +242,8 @@ static inline int32_t vsum_int(VI a) {
   return sum;
 }
 static inline VI vset_int(int32_t x) EDGE_LANES(VI, x)
+static inline VI vload_int(const int32_t* p) EDGE_LANES(VI, p[i])
+static inline VF vpick(const float* p, VI which) EDGE_LANES(VF, p[which.v[i] & 15])
 constexpr int kUnits = 1;
 struct Quants { uint8_t v[4 * kLanes]; };
 static inline Quants vquants(const uint8_t* p) {

@@ -145,7 +145,7 @@ bool same(const float* a, const float* b, size_t count) {
 // value is not finite: exactly the rows that attend to it must have results that are not finite.
 void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool poisoned) {
   const size_t kv_heads = 1 + below(2), group = 1 + below(3), heads = kv_heads * group, size = 16 * (1 + below(5));
-  const size_t settled = below(70), rows = 1 + below(9), capacity = 96, window = below(2) ? 0 : 1 + below(40);
+  const size_t settled = below(70), rows = 1 + below(9), capacity = 208, window = below(2) ? 0 : 1 + below(40);
   const size_t stride = (heads + 2 * kv_heads) * size, rotary = size - below(2) * 8;
   std::vector<float> input = random_floats((settled + 2 * rows) * stride);
   const size_t bad_row = below(settled + rows), bad_head = below(kv_heads), in_value = below(2);
@@ -175,7 +175,7 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
     job.size = size;
     job.capacity = capacity;
     job.settled = before;
-    job.pending = from.size();
+    job.pending = parents == nullptr ? job.rows : parents->size();
     job.window = window;
     job.soft_cap = soft_cap;
     job.int8_cache = int8_cache;
@@ -194,7 +194,11 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
     in.queries = queries.data();
     table->take_in(in, job, 0, job.rows);
     std::vector<float> scores(score_floats(job));
-    for (size_t head = 0; head < kv_heads; head++) table->attend(job, head, 0, job.rows * group, scores.data());
+    const size_t cut = below(job.rows * group);
+    for (size_t head = 0; head < kv_heads; head++) {
+      table->attend(job, head, 0, cut, scores.data());
+      table->attend(job, head, cut, job.rows * group, scores.data());
+    }
     return y;
   };
   const auto fresh = [&] { return Cache{std::vector<uint8_t>(cache_nbytes), std::vector<uint8_t>(cache_nbytes)}; };
@@ -216,20 +220,32 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
     const std::vector<float> alone = pass(narrow, settled + row, places(settled + row, 1), nullptr, counted(settled + row, 1));
     expect(same(alone.data(), &together[row * heads * size], alone.size()), "attention depends on the pass");
   }
-  // Two interleaved branches: even slots hold the chain, odd slots another branch.
-  std::vector<size_t> from;
-  std::vector<int32_t> parents;
-  std::vector<int64_t> positions;
-  for (size_t row = 0; row < rows; row++)
-    for (size_t branch = 0; branch < 2; branch++) {
-      from.push_back(settled + row + branch * rows);
-      parents.push_back(row == 0 ? -1 : static_cast<int32_t>(2 * row - 2 + branch));
-      positions.push_back(settled + row);
+  // Branches that grow row by row, one of which is the chain; others end, or begin anew at any row.
+  const size_t count = 1 + below(14), chain = below(count);
+  std::vector<int32_t> tips(count, -1), parents;
+  std::vector<size_t> depths;
+  for (size_t row = 0; row < rows; row++) {
+    std::vector<size_t> from;
+    std::vector<int64_t> positions;
+    size_t own = 0;
+    for (size_t branch = 0; branch < count; branch++) {
+      int32_t& tip = tips[branch];
+      if (branch == chain)
+        own = from.size();
+      else if (below(8) == 0)
+        continue;
+      else if (below(8) == 0)
+        tip = static_cast<int32_t>(below(parents.size() + 1)) - 1;
+      depths.push_back(tip < 0 ? 0 : depths[tip] + 1);
+      from.push_back(branch == chain ? settled + row : settled + below(2 * rows));
+      positions.push_back(settled + depths.back());
+      parents.push_back(tip);
+      tip = static_cast<int32_t>(parents.size()) - 1;
     }
-  const std::vector<float> branched = pass(tree, settled, from, &parents, positions);
-  for (size_t row = 0; row < rows; row++)
-    expect(same(&branched[2 * row * heads * size], &together[row * heads * size], heads * size),
+    const std::vector<float> branched = pass(tree, settled, from, &parents, positions);
+    expect(same(&branched[own * heads * size], &together[row * heads * size], heads * size),
            "a tree's row differs from the chain's");
+  }
   for (size_t row = 0; row < rows; row++)
     for (size_t head = 0; head < heads; head++) {
       const size_t here = settled + row, first = window != 0 && here + 1 > window ? here + 1 - window : 0;
