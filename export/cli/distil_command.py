@@ -1,5 +1,7 @@
 """The verb `distil`: trains a drafting head or a draft model. Heavy modules are imported only when it runs."""
 
+from __future__ import annotations
+
 import sys
 from argparse import ArgumentParser, Namespace
 from math import isfinite
@@ -61,7 +63,7 @@ class DistilCommand:
         return 0
 
 
-def _run(arguments: Namespace) -> "Report":
+def _run(arguments: Namespace) -> Report:
     require_frameworks("distil")
     from ..distil.adding import add_if_better
     from ..distil.distil import Distillation, DistilRequest
@@ -121,7 +123,7 @@ def _remove(arguments: Namespace) -> int:
     return 0
 
 
-def _line(progress: "Progress") -> str:
+def _line(progress: Progress) -> str:
     total, trend = progress.total, progress.trend
     kinds = ", ".join(f"{kind or 'all'} {each.length():.2f}" for kind, each in sorted(progress.kinds.items()))
     shares = " ".join(f"{share:.2f}" for share in total.shares)
@@ -136,7 +138,7 @@ def _line(progress: "Progress") -> str:
     return f"{line}; another hour: {later:.2f}" + (", hardly more" if more < _LEAST_GAIN else "")
 
 
-def _result(out: Path, what: str, outcome: "Outcome") -> str:
+def _result(out: Path, what: str, outcome: Outcome) -> str:
     unit = f"tokens a round against the earlier {what}" if outcome.replaces else "times"
     line = (
         f"{out}: {outcome.after:.2f} times plain decoding with the {what}, {outcome.before:.2f} before; "

@@ -5,6 +5,8 @@ sub-block share their scale and lose most of their precision at 8 bits. The erro
 text, against the product with the same rounded weights and float32 inputs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -90,7 +92,7 @@ class _Sums:
     squares: dict[str, dict[int, float]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def of_module(self, name: str) -> "Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]":
+    def of_module(self, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
         def after(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             import torch
 

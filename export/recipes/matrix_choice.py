@@ -5,6 +5,8 @@ the mean square of its error, times that of its gradient if the state's own grad
 (Hutchinson's estimator). Error feedback leaves of each weight's rounding what later inputs do not predict.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -95,7 +97,7 @@ def choose_matrices(recipe: Recipe, shape: Shape, changes: Mapping[str, float]) 
     return [name for name in changes if name in found]
 
 
-def _projections(reference: Reference) -> "Iterator[tuple[str, torch.nn.Linear]]":
+def _projections(reference: Reference) -> Iterator[tuple[str, torch.nn.Linear]]:
     import torch
 
     for name, module in reference.network.model.named_modules(prefix="model"):
