@@ -103,7 +103,8 @@ def _token_config(folder: Path) -> _Tokens:
 
 def _end_ids(source: ModelFolder, defaults: _Defaults, tokens: _Tokens) -> tuple[int, ...]:
     found = [*_ids(defaults.eos_token_id), *_ids(source.ends)]
-    named = _id_of(source.tokenizer, _token(tokens.eos_token))
+    end = _token(tokens.eos_token)
+    named = source.tokenizer.token_to_id(end) if end else None
     found += [named] if named is not None else []
     if outside := [token for token in found if token >= source.rows]:
         raise ExportError(f"{source.name}: the end-of-sequence id {outside[0]} is outside its {source.rows} rows")
@@ -114,10 +115,6 @@ def _ids(found: EndIds) -> tuple[int, ...]:
     if isinstance(found, int):
         return (found,)
     return found or ()
-
-
-def _id_of(tokenizer: Tokenizer, token: str) -> int | None:
-    return tokenizer.token_to_id(token) if token else None
 
 
 def _token(value: object) -> str:

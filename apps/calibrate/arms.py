@@ -107,7 +107,7 @@ def point_of(up: float, found: ArmResult, target: ArmResult) -> SwitchPoint:
     )
 
 
-def quality_low(found: Sequence[bool], target: Sequence[bool], *, seed: int = 0) -> float:
+def quality_low(found: Sequence[bool], target: Sequence[bool]) -> float:
     """Return the one-sided lower bound, at 95%, of the ratio of two accuracies over the same tasks (paired bootstrap).
 
     0 if the target answers none. Resampled sets in which it answers none count as infinite if `found` has an answer,
@@ -115,7 +115,7 @@ def quality_low(found: Sequence[bool], target: Sequence[bool], *, seed: int = 0)
     """
     if not any(target):
         return 0.0
-    chosen = np.random.default_rng(seed).integers(0, len(target), (RESAMPLES, len(target)))
+    chosen = np.random.default_rng(0).integers(0, len(target), (RESAMPLES, len(target)))
     one, two = (np.asarray(arm, np.float64)[chosen].mean(axis=1) for arm in (found, target))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(two > 0, one / two, np.where(one > 0, np.inf, 1.0))

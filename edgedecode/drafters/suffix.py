@@ -78,7 +78,7 @@ class SuffixDrafter(Drafter):
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._read(context)
         place, matched = longest_earlier(self._text, len(self._text) - 1)
-        most = _length(matched, limit)
+        most = min(limit, 1 + GROWTH * matched)
         tokens = _repeated(context[place + 1 : place + 1 + most], most) if matched else []
         if matched < SHORTEST_MATCH or not tokens:
             return EMPTY_DRAFT
@@ -101,10 +101,6 @@ class SuffixDrafter(Drafter):
             return tuple(tokens)
         end = next((index + 1 for index, token in enumerate(tokens) if token in self._ends), len(tokens))
         return tuple(tokens[:end])
-
-
-def _length(matched: int, limit: int) -> int:
-    return min(limit, 1 + GROWTH * matched)
 
 
 def longest_earlier(text: str, end: int) -> Match:

@@ -83,7 +83,9 @@ class Tokenizer:
         """Read a `tokenizer.json`. Raises `ManifestError` if it is missing or invalid."""
         if not path.is_file():
             raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
-        with _errors_as(ManifestError, f"{path} is not a tokenizer.json that tokenizers {_version()} can read"):
+        with _errors_as(
+            ManifestError, f"{path} is not a tokenizer.json that tokenizers {tokenizers.__version__} can read"
+        ):
             data = path.read_bytes()
             if other := stand_in(data[:64]):
                 raise ManifestError(f"{path} {other}")
@@ -288,10 +290,6 @@ def _errors_as(kind: type[EdgeDecodeError], prefix: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise kind(f"{prefix}: {' '.join(str(error).split())[:300]}") from error
-
-
-def _version() -> str:
-    return str(tokenizers.__version__)
 
 
 def _quoted(token: str | None) -> str:

@@ -158,7 +158,8 @@ class LlamaModel:
         self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = rows if _is_ascending(rows) else sorted(set(rows))
+        is_ascending = len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)
+        ascending = rows if is_ascending else sorted(set(rows))
         plan = state.context.plan
         if len(tokens) <= state.width and 0 < len(ascending) <= plan.outputs:  # one pass, as in every decoding round
             state.append(tokens, start=state.pending, parents=parents, rows=ascending)
@@ -219,10 +220,6 @@ class LlamaModel:
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
-
-
-def _is_ascending(rows: Sequence[int]) -> bool:
-    return len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,8 @@ class LlamaRuntime:
 
     def _fitting(self, found: "_Found", budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
         """Return how weights are loaded, and their memory: read instead of mapped, with a notice, to fit the budget."""
-        loading = replace(self._loading(needs), offload=found.offload)
+        mmap, repack = self._mmap and NO_MMAP not in needs, NO_REPACK not in needs
+        loading = Loading(mmap=mmap, repack=repack, offload=found.offload)
         weights = found.weights(loading)
         if not loading.twice or _has_room(budget, weights.nbytes, found.entry, found.header, card=found.card):
             return loading, weights
@@ -191,9 +192,6 @@ class LlamaRuntime:
             f"({format_nbytes(less.nbytes)} instead of two copies; same as --no-mmap)"
         )
         return read, less
-
-    def _loading(self, needs: Collection[str]) -> Loading:
-        return Loading(mmap=self._mmap and NO_MMAP not in needs, repack=NO_REPACK not in needs)
 
     def _probe(self) -> Finding:
         return probe_engine(self._version)

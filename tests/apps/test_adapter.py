@@ -16,7 +16,6 @@ from edgedecode.cli import main
 from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.apps.packs import change_manifest, contents
 from tests.conftest import Refusal
-from tests.hub import Hub, check_download
 from tests.peft_folders import write_peft
 
 
@@ -45,11 +44,6 @@ def test_the_printed_command_runs(pack_copy: Path, tmp_path: Path, capsys: pytes
     program, *words, prompt = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert (program, prompt) == ("edgedecode", "PROMPT")
     assert main([*words, prompt, "-n", "2"]) == 0
-
-
-def test_a_pack_with_an_adapter_comes_from_the_hub(pack_copy: Path, hub: Hub, tmp_path: Path) -> None:
-    assert main(["adapter", "add", str(pack_copy), f"odd={write_peft(tmp_path / 'odd', seed=1)}"]) == 0
-    check_download(hub, pack_copy)
 
 
 def rewrite(**changed: object) -> Callable[[Path], None]:

@@ -104,13 +104,6 @@ def test_memory_sweep_has_a_row_per_engine_and_budget_and_fails_over_budget(
     assert onnx["given_up"] == ["the draft model"]
 
 
-def test_memory_sweep_within_its_budgets_exits_with_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep(monkeypatch, "2", engines=("onnx",)) == 0
-    assert "unlimited" in capsys.readouterr().out
-
-
 def test_memory_sweep_that_is_interrupted_shows_the_runs_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

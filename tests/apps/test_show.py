@@ -100,14 +100,6 @@ def test_show_verify_checks_the_files(pack_copy: Path, capsys: pytest.CaptureFix
     assert f"{path} is damaged: its sha256 is" in refusal("show", pack_copy, "--full", "--verify")
 
 
-def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, refusal: Refusal) -> None:
-    assert refusal("show", tmp_path) == (
-        f"edgedecode: {tmp_path} is not a pack, it has no edgedecode.json: give the folder of a pack (made by "
-        "`edgedecode export` or `edgedecode import`)\n"
-    )
-    assert "it is not a hub id" in refusal("show", "no/such/pack")
-
-
 def test_show_prints_and_verifies_weights_outside_the_pack(
     pack_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:

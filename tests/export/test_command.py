@@ -46,14 +46,6 @@ def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: py
     assert Manifest.load(tmp_path / "pack").models["target"].kernel_noise is None
 
 
-def test_export_refuses_in_one_line_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("export", "--target", tmp_path, "--out", tmp_path / "pack") == 1
-    error = capsys.readouterr().err
-    assert error.startswith("edgedecode: ")
-    assert "config.json" in error
-    assert error.count("\n") == 1
-
-
 def test_export_of_the_demo_pair(demo_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for role in ("target", "draft"):
         shutil.copytree(demo_pair / role, tmp_path / role)

@@ -33,12 +33,12 @@ def sizes_of(target: TargetWeights, *, rows: int) -> HeadSizes:
     )
 
 
-def new_head(target: TargetWeights, ids: IntArray, *, seed: int = 0) -> HeadNetwork:
+def new_head(target: TargetWeights, ids: IntArray) -> HeadNetwork:
     """Return a head that starts as the target's last layer and its rows of these ids.
 
     Its input is the highest feature, which enters a late layer; attention starts at random, as it reads other values.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     network = HeadNetwork(sizes_of(target, rows=len(ids)))
     layer, part, hidden = network.layers[0], f"blk.{target.layers - 1}", network.sizes.hidden
     with torch.no_grad():
