@@ -13,7 +13,7 @@ from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .matching import GuidanceConstraint, Untyped
 from .one_schema import levels
-from .reasons import UNSUPPORTED, line, reason, refused
+from .reasons import UNSUPPORTED, is_failure, line, reason, refused
 from .schema_check import checked_schema, without
 
 _FIXED_NBYTES, _TOKEN_NBYTES = 4 << 20, 1100
@@ -137,7 +137,9 @@ class GrammarTokens:
         limits = self._engine.LLParserLimits(**_LIMITS)
         try:
             matcher = self._engine.LLMatcher(self._tokens, source, log_level=0, limits=limits)
-        except Exception as error:  # as above
+        except BaseException as error:  # as above
+            if not is_failure(error):
+                raise
             raise refused(grammar, str(error)) from None
         if matcher.is_error():
             raise refused(grammar, matcher.get_error())
@@ -222,8 +224,7 @@ def schema_fault(schema: dict[str, JsonValue]) -> str | None:
 def check_rules(grammar: Grammar) -> None:
     """Compile a grammar that is no schema without a tokenizer. Raises InputError with the reason if that fails."""
     engine = _engine()
-    limits = engine.LLParserLimits(**_LIMITS)
-    if fault := engine.LLMatcher.validate_grammar(_source(engine, grammar), None, limits=limits):
+    if fault := _fault(engine, _source(engine, grammar)):
         raise refused(grammar, fault)
 
 
@@ -231,6 +232,15 @@ def _compile_alone(schema: dict[str, JsonValue]) -> None:
     """Compile a schema without a tokenizer. Raises ValueError."""
     engine = _engine()
     source = engine.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=dict(_USUAL.options))
-    fault = engine.LLMatcher.validate_grammar(source, None, limits=engine.LLParserLimits(**_LIMITS))
-    if fault:
+    if fault := _fault(engine, source):
         raise ValueError(fault)
+
+
+def _fault(engine: Untyped, source: str) -> str:
+    """Return why llguidance refuses a source, or panics; empty: it does not."""
+    try:
+        return str(engine.LLMatcher.validate_grammar(source, None, limits=engine.LLParserLimits(**_LIMITS)) or "")
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return str(error) or type(error).__name__

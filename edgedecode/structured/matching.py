@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
 
-from .reasons import reason
+from .reasons import is_failure, reason
 
 Untyped = Any
 """llguidance's objects; its type stubs are incomplete."""
@@ -132,7 +132,7 @@ class GuidanceConstraint:
             found = getattr(matcher, method)(*arguments)
             fault = matcher.get_error() if matcher.is_error() else ""
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of another base
+            if not is_failure(error):
                 raise
             found, fault = None, str(error) or type(error).__name__
         if fault:

@@ -15,6 +15,11 @@ def refused(grammar: Grammar, text: str) -> InputError:
     return InputError(f"the {grammar.kind} is not supported: {reason(text)}")
 
 
+def is_failure(error: BaseException) -> bool:
+    """Return whether llguidance raised an error: its panics have another base."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def reason(text: str) -> str:
     """Return llguidance's reason without its advice, which loosens the schema, and without the grammar's own text."""
     text = _EXCERPT.split(text, 1)[0].split("\n<backtrace>", 1)[0]

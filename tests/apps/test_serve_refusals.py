@@ -15,6 +15,8 @@ from edgedecode.apps.serve.guards import Limits
 SERVER = {"limits": Limits(key=KEY, most_nbytes=100_000, seconds=1.0), "options": SessionOptions(context=256)}
 LARK = 'start: "{\\"age\\": " NUMBER "}"\nNUMBER: /[0-9][0-9]/\n'
 SCHEMA = "response_format.json_schema.schema"
+PANICS = {"type": "string", "pattern": ["x" * 97 + "æ" * 9]}
+"""In whose refusal llguidance 1.9 cuts a character in two."""
 PARTS = [{"type": "image_url"}]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 CALL = {"role": "assistant", "content": None, "function_call": {"name": "w", "arguments": "{}"}}
@@ -132,6 +134,11 @@ IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     (form(type="json_schema", json_schema={"name": "x"}), "response_format.schema", "schema is missing"),
     (form(type="json_schema", json_schema={"schema": {"not": {}}, "strict": True}), f"{SCHEMA}.not", "not cannot"),
     (form(type="json_schema", json_schema={"schema": False}), SCHEMA, ".schema is no JSON Schema"),
+    (
+        form(type="json_schema", json_schema={"schema": PANICS, "strict": True}),
+        f"{SCHEMA}.pattern",
+        "is not a value of pattern",
+    ),
     (form(type="json_object", schema=WEATHER, json_schema={"schema": {}}), "response_format.schema", "differ"),
     (form(type="json_object") | {"model": "demo@switch"}, None, "leave out switching"),
     (form(type="json_object") | {"grammar": LARK}, "response_format", "response_format and grammar exclude each"),
