@@ -152,9 +152,9 @@ def _check_numbers(shape: HeadShape) -> None:
     for each in fields(shape):
         value = getattr(shape, each.name)
         least = 0 if each.name in ("rows", "vocabulary", "window") else 1
-        if each.type == "int" and not least <= value < MOST_IDS:
+        if each.type is int and not least <= value < MOST_IDS:
             raise ExportError(f"the head's {each.name} is {value}: download it again")
-        if each.type == "float" and not 0 < value < float("inf"):
+        if each.type is float and not 0 < value < float("inf"):
             raise ExportError(f"the head's {each.name} is {value}: download it again")
     if shape.heads % shape.kv_heads:
         raise ExportError(f"the head's {shape.heads} query heads do not share {shape.kv_heads} KV heads evenly")

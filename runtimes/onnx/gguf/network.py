@@ -133,9 +133,14 @@ class Network:
             *(ValueInfo(f"past_key_values.{name}", kind, (*cache, "P", shape.head_size)) for name in caches),
         ]
         self.file.outputs = [
-            ValueInfo("logits", FLOAT, ("R", self.weights.columns(EMBEDDING))),
+            ValueInfo("logits", FLOAT, ("R", self._rows)),
             *(ValueInfo(f"present.{name}", kind, (*cache, "N", shape.head_size)) for name in caches),
         ]
+
+    @property
+    def _rows(self) -> int:
+        """The width of the logits."""
+        return self.weights.columns(EMBEDDING)
 
     def _rotations(self) -> None:
         factors = {name: self.weights.vector(name).astype(np.float64) for name in FACTORS if self.weights.has(name)}
