@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.suffix import SuffixSource
@@ -116,9 +116,8 @@ def spent(policy: Scheduler, text: dict[str, Any], machine: Machine, *, seed: in
     context = tokens[: text["prompt"] + 1]
     drafting.begin(context)
     while (room := len(tokens) - len(context)) > 0:
-        started, asks = clock(), drafting.asks()
-        draft = drafting.propose(context, room=room - 1) if asks else EMPTY_DRAFT
-        clock.spend(machine.host + machine.asking * asks)
+        started, draft = clock(), drafting.propose(context, room=room - 1)
+        clock.spend(machine.host + machine.asking * (drafting._round is not None))
         proposed = clock()
         clock.spend(machine.c(1 + len(draft)))
         seconds, place = clock() - proposed, len(context)
@@ -127,8 +126,7 @@ def spent(policy: Scheduler, text: dict[str, Any], machine: Machine, *, seed: in
         outcome = Outcome.BONUS if accepted == len(draft) else Outcome.CORRECTION
         verdict = Verdict(draft, tuple(tokens[place : place + accepted + 1]), tuple(range(accepted)), outcome, _ROWS)
         context += verdict.tokens
-        if asks:
-            drafting.observe(context, verdict)
+        drafting.observe(context, verdict)
         drafting.spent(verdict, pass_seconds=seconds, host_seconds=proposed - started)
     return clock() / STEP
 

@@ -188,9 +188,9 @@ def simulate(
         drafting.begin(text, kind)
     while len(text) < end:
         started, place = clock(), len(text)
-        asked = drafting if drafting is not None and drafting.asks() else None
-        draft = EMPTY_DRAFT if asked is None else asked.propose(text, room=end - place - 1)
-        clock.spend(machine.host + (machine.asking if asked is not None and chooses else 0.0))
+        draft = EMPTY_DRAFT if drafting is None else drafting.propose(text, room=end - place - 1)
+        asked = drafting is not None and drafting._round is not None
+        clock.spend(machine.host + (machine.asking if asked and chooses else 0.0))
         proposed = clock()
         clock.spend(machine.c(1 + len(draft)))
         seconds = clock() - proposed
@@ -199,9 +199,8 @@ def simulate(
         outcome = Outcome.BONUS if accepted == len(draft) else Outcome.CORRECTION
         verdict = Verdict(draft, emitted, tuple(range(accepted)), outcome, _ROWS)
         text += emitted
-        if asked is not None:
-            asked.observe(text, verdict)
         if drafting is not None:
+            drafting.observe(text, verdict)
             drafting.spent(verdict, pass_seconds=seconds, host_seconds=proposed - started)
         name = draft.source if len(draft) else "none"
         result.rounds.append((place - prompt - 1, name, len(draft), accepted))

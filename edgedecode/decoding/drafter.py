@@ -8,7 +8,7 @@ from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
-__all__ = ["Closable", "Drafter", "Watching"]
+__all__ = ["Drafter", "Watching"]
 
 
 class Drafter(Protocol):
@@ -53,13 +53,6 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         return
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """Something that holds a file or memory."""
-
-    def close(self) -> None: ...
 
 
 @runtime_checkable

@@ -14,10 +14,11 @@ from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
 from .drafting import Drafting
+from .drafts import WRITER
 from .model import AdapterUse, LanguageModel, State
 from .policy import kind_of
 from .stats import Stats, Stopwatch
-from .verify import Outcome, Rule, TargetRows, Verdict, verify
+from .verify import Outcome, Rule, TargetRows, Verdict, unverified, verify
 from .writers import Switching, Writers
 
 if TYPE_CHECKING:  # few answers have one
@@ -75,24 +76,23 @@ def decode(
     limit = min(len(tokens) + max_tokens, state.capacity)
     writers = _begin(state, tokens, setting=setting, stats=stats)
     while (room := limit - len(tokens)) > 0:
-        verdict = writers.write(tokens, room)
+        # Propose.
+        draft = writers.propose(tokens, room)
         watch.lap("draft")
-        if verdict is None:
+        if draft.source == WRITER:  # the draft model writes alone
+            verdict = unverified(draft, sampler, ends=setting.ends)
+        else:
             # Prefill what the target has not processed, except for its next pass.
             for _ in prefilled(target, state, tokens, setting):
                 yield None
                 watch.lap("verify")
 
-            # Propose.
-            unread = len(tokens) - state.length
-            draft = writers.propose(tokens, room)
-            watch.lap("draft")
-
-            # Score: one pass over the pending tokens and the draft after them.
-            row_tokens, rows = [*tokens[state.length :], *draft.tokens], range(unread - 1, unread + len(draft))
+            # Score: one pass over the unread tokens and the draft after them.
+            row_tokens, unread = [*tokens[state.length :], *draft.tokens], len(tokens) - state.length
             parents = None
             if draft.parents is not None:
                 parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
+            rows = range(unread - 1, unread + len(draft))
             output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
             watch.lap("verify")
 
@@ -107,15 +107,11 @@ def decode(
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
         stats.count(verdict, why=writers.reason)
-        writers.settle(verdict)
-        watch.lap("host")
-        if writers.observe(tokens, verdict):
-            watch.lap("draft")
-        if writers.first:
+        writers.settle(tokens, verdict, watch)
+        if writers.rounds == 1:
             stats.prefilled(watch.round.total)
         else:
             stats.spend(watch.round, plain=verdict.verified and len(row_tokens) == 1)
-        writers.end(verdict, watch.round)
         yield verdict
         if verdict.outcome is Outcome.ENDED:
             return
@@ -141,7 +137,7 @@ def begin_answer(state: State, tokens: Sequence[int], *, setting: DecodeSetting,
 def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats: Stats) -> Writers:
     """Roll the state back to a prefix of the tokens, and tell everyone who takes part that a generation starts."""
     begin_answer(state, tokens, setting=setting, stats=stats)
-    writers = Writers(setting.sampler, setting.ends, setting.drafting, setting.switching, setting.constraint)
+    writers = Writers(setting.drafting, setting.switching, setting.constraint)
     structured = setting.constraint is not None and setting.constraint.structured
     kind = kind_of(setting.adapter, structured=structured)
     writers.begin(tokens, generated=stats.tokens, kind=kind)

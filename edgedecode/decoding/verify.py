@@ -14,7 +14,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
-from .drafts import FORCED, WRITER, Draft, DraftMode, chain, children
+from .drafts import FORCED, Draft, DraftMode, chain, children
 
 if TYPE_CHECKING:  # few answers have either
     from edgedecode.sampling.log_probabilities import TokenLogprob
@@ -150,12 +150,11 @@ def verify(
     return _ratio(draft, target, rng, ends=ends)
 
 
-def unverified(tokens: Sequence[int], sampler: Sampler, *, ends: frozenset[int] = frozenset()) -> Verdict:
+def unverified(draft: Draft, sampler: Sampler, *, ends: frozenset[int] = frozenset()) -> Verdict:
     """Return the verdict of tokens that the draft model wrote and the target does not verify."""
-    outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.UNVERIFIED
+    outcome = Outcome.ENDED if draft.tokens[-1] in ends else Outcome.UNVERIFIED
     rows = TargetRows(np.empty((0, 0), np.float32), sampler)
-    draft = Draft(tuple(tokens), source=WRITER)
-    return Verdict(draft, draft.tokens, tuple(range(len(tokens))), outcome, rows, verified=False)
+    return Verdict(draft, draft.tokens, tuple(range(len(draft))), outcome, rows, verified=False)
 
 
 def _match(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozenset[int]) -> Verdict:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from edgedecode.sampling.sampler import Sampler
-
 from .drafting import Drafting
-from .drafts import EMPTY_DRAFT, Draft
-from .stats import TimeSplit
-from .verify import Verdict, unverified
+from .drafts import EMPTY_DRAFT, FORCED, WRITER, Draft
+from .stats import Stopwatch
+from .verify import Verdict
 
 if TYPE_CHECKING:  # few answers have one
     from .constraint import Constraint
@@ -46,21 +44,16 @@ class Switching(Protocol):
 
 @dataclass(slots=True)
 class Writers:
-    """The writers of one generation. Each round is `write`, `propose` if that returns None, `settle`, `observe`, `end`.
+    """The writers of one generation. A round of it is `propose` and `settle`.
 
     switching: the draft model writes alone where it is sure, and nothing else is drafted. constraint: some tokens are
     forced. drafting: the others are drafted.
     """
 
-    sampler: Sampler
-    ends: frozenset[int]
     drafting: Drafting | None
     switching: Switching | None
     constraint: Constraint | None
-    first: bool = field(default=True, init=False)
-    """Whether this is the first round, which ends the prefill."""
-    _asked: bool = field(default=False, init=False)
-    """Whether the drafters take part in this round."""
+    rounds: int = field(default=0, init=False)
 
     def begin(self, tokens: Sequence[int], *, generated: int, kind: str) -> None:
         """Start a generation of a kind (see `Policy.begin`) after `tokens`; the last `generated` are an answer's."""
@@ -69,52 +62,45 @@ class Writers:
         if self.switching is not None:
             self.switching.begin(tokens, generated=generated)
 
-    def write(self, tokens: Sequence[int], room: int) -> Verdict | None:
-        """Return at most `room` tokens that the draft model writes without the target; None: the target is next."""
-        self._asked = False
-        written = [] if self.switching is None else self.switching.write(tokens, room)
-        return unverified(written, self.sampler, ends=self.ends) if written else None
-
     def propose(self, tokens: Sequence[int], room: int) -> Draft:
-        """Return a draft for the target, whose own token after it must fit the room too.
+        """Return a draft for the target, whose own token after it must fit the room too; or a WRITER's for no target.
 
         Nothing is forced or drafted in the first round, so that nothing delays the first token.
         """
-        if self.first or self.switching is not None:  # with switching, the target writes single tokens
+        if self.switching is not None:  # the target then writes single tokens
+            written = self.switching.write(tokens, room)
+            return Draft(tuple(written), source=WRITER) if written else EMPTY_DRAFT
+        if not self.rounds:
             return EMPTY_DRAFT
-        left = room - 1
         if self.constraint is not None:
             from .constraint import forced_draft
 
-            if len(forced := forced_draft(self.constraint, left)):
+            if len(forced := forced_draft(self.constraint, room - 1)):
                 return forced
-        if self.drafting is None or not self.drafting.asks():
+        if self.drafting is None:
             return EMPTY_DRAFT
-        self._asked = True
-        return self.drafting.propose(tokens, room=left, constraint=self.constraint)
+        return self.drafting.propose(tokens, room=room - 1, constraint=self.constraint)
 
     @property
     def reason(self) -> str:
         """The reason of the drafters' plan; empty without one."""
-        return "" if self.drafting is None or self.first else self.drafting.plan.reason
+        return self.drafting.plan.reason if self.drafting is not None and self.rounds else ""
 
-    def settle(self, verdict: Verdict) -> None:
-        """Advance what decides who writes the next tokens, and which."""
+    def settle(self, tokens: Sequence[int], verdict: Verdict, watch: Stopwatch) -> None:
+        """End the round: show its result, with which `tokens` end, to what decides who writes the next ones.
+
+        Its time counts for the drafters' policy if they were asked or the target wrote alone.
+        """
         if self.constraint is not None:
             self.constraint.extend(verdict.tokens)
         if self.switching is not None and verdict.verified:
             self.switching.resume()
-
-    def observe(self, tokens: Sequence[int], verdict: Verdict) -> bool:
-        """Show the round's result to the drafters if they were asked, and return that; `tokens` end with its tokens."""
-        if self.drafting is not None and self._asked:
+        watch.lap("host")
+        if self.drafting is not None:
             self.drafting.observe(tokens, verdict)
-        return self._asked
-
-    def end(self, verdict: Verdict, time: TimeSplit) -> None:
-        """End the round. Its time counts for the drafters' policy if they were asked or the target wrote alone."""
-        took_part = self._asked or (self.switching is None and not len(verdict.draft))
-        if self.drafting is not None and took_part and not self.first:
+        watch.lap("draft")
+        if self.drafting is not None and self.switching is None and self.rounds and verdict.draft.source != FORCED:
+            time = watch.round
             host_seconds = time.draft + time.sample + time.host
             self.drafting.spent(verdict, pass_seconds=time.verify, host_seconds=host_seconds)
-        self.first = False
+        self.rounds += 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edgedecode import InputError, SamplingOptions, SwitchOptions
+from edgedecode.decoding.drafts import WRITER, Draft
 from edgedecode.decoding.stats import Stats, TimeSplit
 from edgedecode.decoding.verify import unverified
 from edgedecode.pack.entries import SwitchCurve, SwitchPoint
@@ -149,7 +150,7 @@ def test_rule_decides_whether_a_session_switches_or_drafts(monkeypatch: pytest.M
 
 def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
     stats = Stats()
-    draft = unverified([5, 6, 7], Sampler(SamplingOptions(), vocabulary_size=9), ends=frozenset())
+    draft = unverified(Draft((5, 6, 7), source=WRITER), Sampler(SamplingOptions(), vocabulary_size=9), ends=frozenset())
     stats.count(draft)
     stats.prefilled(1.0)
     assert (stats.tokens, stats.tokens_per_second) == (3, 0)
