@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -39,14 +40,19 @@ from .kinds.kind import Kind
 from .labels import Labels, labelled, write_labels
 from .plan import DistilPlan, distil_plan
 from .target_weights import TargetWeights
-from .texts import HELD_OUT, Text, bundled_prompts, read_texts, short_enough, write_texts
+from .texts import HELD_OUT, TOGETHER, Text, bundled_prompts, read_texts, short_enough, write_texts
 from .training import MEAN_DEPTH, Training
 
 EPOCHS, MOST_EPOCHS = 8, 16
 """Times that each text is read, and at most where minutes decide."""
-WRITING_SHARE = 0.6
-"""Of the minutes. Writing is slower than a pass of the training over the same text; other shares were not compared."""
+WRITING_SHARE = 0.4
+"""Of the minutes. Reading takes at most as long again, and what is left is for the training, which reads ten times as
+many tokens a second."""
+_MARGIN = 1.25
+"""Of what is planned from the first texts: the next ones may be written faster, or be longer."""
 REPORT_SECONDS = 300.0
+_LEAST_TEXT = 2.0
+"""Tokens of texts for each of their answers that are planned: the first prompts may be shorter than later ones."""
 _TARGET_COPIES = 2
 """Of the target's weights, in the memory that it takes."""
 _MOST_HELD_OUT = 64
@@ -168,34 +174,40 @@ class Distillation:
         size, request = self._manifest.vocabulary_size, self._request
         if request.answers is not None:
             texts = _held_out(read_texts(request.answers, vocabulary_size=size))
-            self._plan(target, sum(len(text.answer) for text in texts))
+            self._plan(target, *_sizes(texts))
             return texts
+        known = read_texts(path, vocabulary_size=size) if path.exists() else []
         if (self._request.out / _TRAINING).exists():
-            return read_texts(path, vocabulary_size=size)
+            return known
         prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts, family="")
         wanted, seconds = request.tokens, 60 * WRITING_SHARE * (request.minutes or 0)
         stage = self._stages.stage("writing answers", wanted or int(seconds))
         with load(request.root, adapters=self._adapter is not None) as pair, stage as step:
-            written, shown, began = 0, 0, monotonic()
+            (before, _), began = _sizes(known), monotonic()
+            texts, answers, positions, shown, most = 0, 0, 0, 0, inf
 
             def advance(text: Text) -> bool:
-                nonlocal written, shown
-                if not written:
-                    rate = len(text.answer) / (monotonic() - began)
-                    self._plan(target, wanted or int(rate * seconds))
-                written += len(text.answer)
-                now = written if wanted else int(monotonic() - self._started)
+                nonlocal texts, answers, positions, shown, most
+                texts, answers, positions = texts + 1, answers + len(text.answer), positions + len(text.tokens)
+                if texts == len(known) + TOGETHER:  # so many come at once
+                    rate, left = (answers - before) / (monotonic() - began), seconds + self._started - began
+                    tokens = wanted or before + int(_MARGIN * rate * left)
+                    most = tokens * max(_LEAST_TEXT, positions / max(1, answers) * (_MARGIN if wanted else 1))
+                    self._plan(target, tokens, int(most))
+                now = answers if wanted else int(monotonic() - self._started)
                 step(now - shown)
                 shown = now
-                return now < (wanted or seconds)
+                return now < wanted if wanted else now < seconds and positions < most
 
             write_texts(pair, short_enough(pair, prompts), path, advance=advance, adapter=request.adapter)
+            if most == inf:
+                self._plan(target, answers, positions)
         return read_texts(path, vocabulary_size=size)
 
-    def _plan(self, target: TargetWeights, tokens: int) -> None:
-        """Tell what the work will take. Raises ExportError if the disk is too small for it."""
-        nbytes = _TARGET_COPIES * self._weights.nbytes
-        plan = distil_plan(self.kind.needs(target), vocabulary_size=target.rows, target_nbytes=nbytes, tokens=tokens)
+    def _plan(self, target: TargetWeights, tokens: int, positions: int) -> None:
+        """Tell what the work will take. Raises ExportError if the disk is too small for it. As `distil_plan`."""
+        sizes = {"vocabulary_size": target.rows, "target_nbytes": _TARGET_COPIES * self._weights.nbytes}
+        plan = distil_plan(self.kind.needs(target), tokens=tokens, positions=positions, **sizes)
         self._planned(plan)
         out = self._request.out
         if (free := shutil.disk_usage(out).free) < plan.disk_nbytes:
@@ -291,6 +303,11 @@ class Distillation:
         left = 60 * self._request.minutes - (monotonic() - self._started)
         step = median(seconds) * (MEAN_DEPTH / DEPTH if training.network.depth == DEPTH else 1)
         return max(len(epoch), min(MOST_EPOCHS * len(epoch), int(left / step)))
+
+
+def _sizes(texts: Sequence[Text]) -> tuple[int, int]:
+    """Return the tokens of the answers, and of the texts."""
+    return sum(len(text.answer) for text in texts), sum(len(text.tokens) for text in texts)
 
 
 def _held_out(texts: Sequence[Text]) -> list[Text]:

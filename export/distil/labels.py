@@ -3,8 +3,8 @@
 Both are computed by the weights that will run, so that a head learns what it will see.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -90,7 +90,7 @@ def write_labels(
     longest = max((len(text.tokens) for text in texts), default=0)
     if longest > model.card.context:
         raise InputError(f"a text has {longest} tokens, the target's context {model.card.context}: leave it out")
-    with closing(model.new_state(max(longest, 2), rows=_PASS)) as state, path.open("ab") as file:
+    with _alone(), closing(model.new_state(max(longest, 2), rows=_PASS)) as state, path.open("ab") as file:
         features = None
         if width:
             assert isinstance(state, FeatureState)
@@ -112,3 +112,15 @@ def write_labels(
                 rows["ids"], rows["logs"] = top.indices.numpy(), logs.numpy()
                 file.write(rows.tobytes())
             done(len(text.tokens))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let torch use one thread: two that wait for each other between the engine's passes took 28 ms for a logsumexp of
+    0.8 (1.4 times as fast in all with SmolLM2-135M, 3.4 times with the bundled target)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -9,8 +9,6 @@ from .kinds.head_network import HeadSizes
 from .labels import TOP, label_type
 from .texts import CONTEXT
 
-_PROMPT_SHARE = 1.0
-"""Tokens of prompts for each of the answers, which have labels too: at most about that many."""
 _TEXT_NBYTES = 8
 """Of a token in the file of texts."""
 _LIBRARIES_NBYTES = 420 << 20
@@ -41,15 +39,15 @@ class DistilPlan:
     @property
     def line(self) -> str:
         memory, disk = format_nbytes(self.memory_nbytes), format_nbytes(self.disk_nbytes)
-        return f"about {self.tokens:,} tokens of answers; up to {memory} of memory, {disk} of disk"
+        return f"up to {self.tokens:,} tokens of answers, {memory} of memory, {disk} of disk"
 
 
-def distil_plan(needs: Needs, *, vocabulary_size: int, target_nbytes: int, tokens: int) -> DistilPlan:
-    """Return the plan. target_nbytes: the target's memory while it writes and reads."""
+def distil_plan(needs: Needs, *, vocabulary_size: int, target_nbytes: int, tokens: int, positions: int) -> DistilPlan:
+    """Return the plan. target_nbytes: the target's memory while it writes and reads. positions: tokens of all texts."""
     parameters, table = needs.parameters, vocabulary_size * needs.sizes.hidden
     training = _FLOAT * (_COPIES * parameters + table) + POSITIONS * _position(needs)
     disk = (
-        int(tokens * (1 + _PROMPT_SHARE)) * (label_type(needs.width).itemsize + _TEXT_NBYTES)
+        positions * (label_type(needs.width).itemsize + _TEXT_NBYTES)
         + (_COPIES - 1) * _FLOAT * parameters
         + _HALF * (parameters + (0 if needs.width else 2 * table))
     )
