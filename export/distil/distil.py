@@ -184,12 +184,12 @@ class Distillation:
         stage = self._stages.stage("writing answers", wanted or int(seconds))
         with load(request.root, adapters=self._adapter is not None) as pair, stage as step:
             (before, _), began = _sizes(known), monotonic()
-            texts, answers, positions, shown, most = 0, 0, 0, 0, inf
+            read, answers, positions, shown, most = 0, 0, 0, 0, inf
 
             def advance(text: Text) -> bool:
-                nonlocal texts, answers, positions, shown, most
-                texts, answers, positions = texts + 1, answers + len(text.answer), positions + len(text.tokens)
-                if texts == len(known) + TOGETHER:  # so many come at once
+                nonlocal read, answers, positions, shown, most
+                read, answers, positions = read + 1, answers + len(text.answer), positions + len(text.tokens)
+                if read == len(known) + TOGETHER:  # so many come at once
                     rate, left = (answers - before) / (monotonic() - began), seconds + self._started - began
                     tokens = wanted or before + int(_MARGIN * rate * left)
                     most = tokens * max(_LEAST_TEXT, positions / max(1, answers) * (_MARGIN if wanted else 1))
