@@ -110,7 +110,7 @@ def _why(stats: Stats, finish_reason: FinishReason) -> str:
 def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
     modes = {
         "plain": "plain (no drafts)",
-        "scheduled": "auto (drafts where they pay)",
+        "auto": "auto (drafts where they pay)",
         "switch": "switch (partly by the draft model alone)",
     }
     yield "decoding", modes.get(stats.mode, f"drafter {stats.mode} alone")

@@ -61,12 +61,12 @@ class SessionDrafting:
 
     @property
     def mode(self) -> str:
-        """The value of `Stats.mode`: plain, scheduled, or the names of drafters with a fixed length."""
+        """The value of `Stats.mode`: plain, auto (by the scheduler), or the names of drafters with a fixed length."""
         if self.switching is not None:
             return "switch"
         if self.drafting is None:
             return "plain"
-        return self.name if self._options.fixed else "scheduled"
+        return self.name if self._options.fixed else "auto"
 
     @property
     def switches(self) -> bool:

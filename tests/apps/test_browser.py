@@ -176,7 +176,7 @@ HOSTILE = """<img src=x onerror="alert(1)"><script>alert(2)</script>
 
 
 STATS: dict[str, Any] = {
-    "mode": "scheduled",
+    "mode": "auto",
     "seed": 5,
     "rounds": 9,
     "proposed": 12,

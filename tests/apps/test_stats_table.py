@@ -9,7 +9,7 @@ from edgedecode.testing import toy_pair
 def scheduled(*, plain: int = 6) -> Stats:
     """Return statistics with rounds of 10 ms, the first of them interrupted; `plain` of them had no draft."""
     stats = Stats(
-        mode="scheduled",
+        mode="auto",
         rounds=11,
         proposed=9,
         accepted=6,
@@ -37,10 +37,8 @@ def test_drafts_line_has_no_speed_up_that_the_answer_did_not_measure() -> None:
     few = scheduled()
     few.drafters = {"model": DrafterCount(4, 5, 2)}
     assert few.speed_up is few.as_dict()["speed_up"] is None
-    assert "times the speed" not in drafts_line(
-        Stats(mode="scheduled", rounds=4, plain_rounds={"no speed-up expected": 3})
-    )
-    assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
+    assert "times the speed" not in drafts_line(Stats(mode="auto", rounds=4, plain_rounds={"no speed-up expected": 3}))
+    assert drafts_line(Stats(mode="auto")) == "drafts: none yet"
 
 
 def test_the_line_below_an_answer_tells_a_speed_up_that_is_one() -> None:
@@ -51,16 +49,16 @@ def test_the_line_below_an_answer_tells_a_speed_up_that_is_one() -> None:
     assert line(stats) == "6 of 9 drafted tokens accepted (lookup 4, draft model 2) · 1.60 times plain decoding"
     stats.time = TimeSplit(verify=1.0)
     assert line(stats) == "6 of 9 drafted tokens accepted (lookup 4, draft model 2)"
-    none = Stats(mode="scheduled", rounds=4, plain_rounds={"measuring": 1, "no speed-up expected": 3})
+    none = Stats(mode="auto", rounds=4, plain_rounds={"measuring": 1, "no speed-up expected": 3})
     assert line(none) == "no drafts: no speed-up expected"
-    assert line(Stats(mode="scheduled")) == line(Stats()) == "no drafts"
+    assert line(Stats(mode="auto")) == line(Stats()) == "no drafts"
 
 
 def test_stats_of_a_scheduled_answer_account_for_every_round() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(seed=1, details=SessionDetails(ignore_eos=True))) as session:
         session.generate("hello", max_tokens=40)
         stats = session.stats
-    assert stats.mode == "scheduled"
+    assert stats.mode == "auto"
     drafted = sum(count.rounds for count in stats.drafters.values())
     assert drafted + sum(stats.plain_rounds.values()) == stats.rounds - 1
     assert sum(count.accepted for count in stats.drafters.values()) == stats.accepted

@@ -151,7 +151,7 @@ def test_pressure_releases_the_draft_model_and_texts_stay_the_same(
         machine.now += INTERVAL_S
         texts.append(answer(session, prompts[3]))
         assert session.drafter_name == "model+suffix"
-        assert session.stats.mode == "scheduled"
+        assert session.stats.mode == "auto"
     assert texts == plain_answers(*prompts)
     assert caplog.messages == told
 

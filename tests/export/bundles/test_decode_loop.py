@@ -1,6 +1,7 @@
 """The decode loop that goes into bundles: its text is the target's own, whatever the drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import edgedecode
+from edgedecode import Pair
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.loop import DecodeSetting
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.stats import Stats
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.export.bundles.device.decode import Round, decode, likeliest
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
@@ -21,6 +25,7 @@ from tests.toys import draft_setting
 
 Logits = npt.NDArray[np.float32]
 VOCABULARY = 7
+CAPACITY = 48
 
 
 class Toy:
@@ -122,8 +127,8 @@ def test_a_shorter_context_of_the_draft_model_ends_drafting_only() -> None:
 class Cached:
     """A model of edgedecode with one KV state, as the loop of bundles sees it."""
 
-    def __init__(self, model: TableModel) -> None:
-        self.model, self.state, self.context = model, model.new_state(CAPACITY), CAPACITY
+    def __init__(self, model: LanguageModel, context: int = CAPACITY) -> None:
+        self.model, self.state, self.context = model, model.new_state(context), context
 
     @property
     def length(self) -> int:
@@ -136,9 +141,6 @@ class Cached:
 
     def crop(self, length: int) -> None:
         self.state.crop(length)
-
-
-CAPACITY = 48
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,17 +158,62 @@ def test_rounds_are_those_of_edgedecodes_loop(
     tables = toy_tables(20, seed=seed), toy_tables(20, seed=seed if alike else seed + 1)
     target, draft = (TableModel(each, context=CAPACITY) for each in tables)
     answer, rounds = decode(Cached(target), Cached(draft), prompt, most=most, ends=ends, draft_length=length)
-    drafter = ModelDrafter(draft, draft_setting(20, model=draft, capacity=CAPACITY))
-    setting = DecodeSetting(
-        Sampler(SamplingOptions(), vocabulary_size=20),
-        Noise(0),
-        drafting=Drafting.fixed(drafter, length, noise=Noise(0, stream=1)),
-        ends=frozenset(ends),
+    sampler = Sampler(SamplingOptions(), vocabulary_size=20)
+    given = {"context": CAPACITY, "length": length, "most": most, "ends": ends}
+    assert recorded(target, draft, prompt, sampler, Noise(0), **given) == (answer, rounds)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("text", ["Tell me a story about a heron.", "What is 7 plus 5?"])
+def test_rounds_of_the_bundled_pair_are_those_of_edgedecodes_loop(pair: Pair, text: str, temperature: float) -> None:
+    target, draft, size = pair.target, pair.draft, pair.tokenizer.size
+    assert draft is not None
+    prompt = pair.tokenizer.encode(pair.tokenizer.render([edgedecode.Message("user", text)]))
+    ends, context, noise = set(pair.manifest.generation.end_token_ids), 256, Noise(7)
+    sampler = Sampler(SamplingOptions(temperature=temperature), vocabulary_size=size)
+    given = {"context": context, "length": 3, "most": 60, "ends": ends}
+    answer, rounds = recorded(target, draft, prompt, sampler, noise, **given)
+    assert {len(one.chosen) for one in rounds} >= {1, 2}
+    positions = count(len(prompt))
+
+    def choose(row: Logits) -> int:
+        return sampler.draw(row, key=noise.key_at(next(positions)))
+
+    models = Cached(target, context), Cached(draft, context)
+    assert decode(*models, prompt, most=60, ends=ends, draft_length=3, choose=choose) == (answer, rounds)
+
+
+def recorded(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    noise: Noise,
+    *,
+    context: int,
+    length: int,
+    most: int,
+    ends: set[int],
+) -> tuple[list[int], list[Round]]:
+    """Return the answer of edgedecode's loop, and its rounds."""
+    size = target.card.vocabulary_size
+    drafter = ModelDrafter(draft, draft_setting(size, model=draft, capacity=context))
+    drafting = Drafting.fixed(drafter, length, noise=Noise(0, stream=1))
+    setting = DecodeSetting(sampler, noise, drafting=drafting, ends=frozenset(ends))
+    tokens, rounds = [*prompt], list[Round]()
+    verdicts = edgedecode.decode(
+        target, target.new_state(context), tokens=tokens, max_tokens=most, setting=setting, stats=Stats()
     )
-    tokens, recorded = [*prompt], list[Round]()
-    for verdict in edgedecode.decode(
-        target, target.new_state(CAPACITY), tokens=tokens, max_tokens=most, setting=setting, stats=Stats()
-    ):
-        recorded.append(Round(len(tokens) - len(verdict.tokens), verdict.draft.tokens, verdict.tokens))
-    assert tokens == [*prompt, *answer]
-    assert recorded == rounds
+    for verdict in verdicts:
+        if verdict is None:  # a piece of the prompt
+            continue
+        rounds.append(Round(len(tokens) - len(verdict.tokens), verdict.draft.tokens, verdict.tokens))
+    drafting.close()
+    return tokens[len(prompt) :], rounds
