@@ -93,7 +93,7 @@ def test_decoding_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: py
     talk(chat, "/set decoding suffix", "again")
     assert chat.session.drafter_name == "suffix"
     talk(chat, "/set decoding auto", "again")
-    assert chat.session.stats.mode == "scheduled"
+    assert chat.session.stats.mode == "auto"
     assert len(chat.session.messages) == 8
 
 
