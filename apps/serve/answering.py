@@ -117,6 +117,8 @@ class Answering:
         stack.push_async_callback(left)
         try:
             await asyncio.wait({making}, timeout=_QUIET_SECONDS)
+            while not making.done() and self._models.waits(name):  # a refusal for room has its status
+                await asyncio.wait({making}, timeout=_QUIET_SECONDS)
         except asyncio.CancelledError:
             await stack.aclose()
             raise

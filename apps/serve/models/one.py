@@ -97,6 +97,10 @@ class Models(Protocol):
         """Return how far a model is that is being loaded; empty: none is, or nothing is known."""
         ...
 
+    def waits(self, name: str) -> bool:
+        """Return whether a model that is asked for waits for room, or for others to be loaded."""
+        ...
+
     async def drop(self, name: str) -> None:
         """Take a model out of memory, if it is there. Raises Busy if a request needs it, or it is being loaded."""
         ...
@@ -152,6 +156,9 @@ class OneModel:
 
     def progress(self, name: str) -> str:
         return ""
+
+    def waits(self, name: str) -> bool:
+        return False
 
     async def drop(self, name: str) -> None:
         raise Busy(f"{name} is the only model of this server")

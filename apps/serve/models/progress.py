@@ -11,12 +11,13 @@ _MB = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """what, total, completed: the present step, and its bytes or parts."""
+    """what, total, completed: the present step, and its bytes or parts. waits: it waits for room, or its turn."""
 
     places: Places
     what: str = ""
     total: int = 0
     completed: float = 0
+    waits: bool = True
 
     @property
     def text(self) -> str:

@@ -131,6 +131,9 @@ class SeveralModels:
     def progress(self, name: str) -> str:
         return self._progress[name].text if name in self._progress else ""
 
+    def waits(self, name: str) -> bool:
+        return name in self._progress and self._progress[name].waits
+
     async def drop(self, name: str) -> None:
         model = self._models.get(name)
         if name in self._loads or (model is not None and model.users):
@@ -190,11 +193,12 @@ class SeveralModels:
                     self._ended = False
                     await asyncio.to_thread(_collect)
                 try:
+                    progress.waits = False
                     pair, options = await asyncio.to_thread(self._shelf.open, name, self._shared)
                     self._models[name] = Loaded(name, Service(pair, options, self.places))
                     return
                 except BudgetExceeded as error:
-                    refusal = error
+                    refusal, progress.waits = error, True
                 whole = self._shared.whole
                 if whole is not None and refusal.needed_nbytes > whole.nbytes:
                     raise refusal
