@@ -77,7 +77,7 @@ class ContextExceeded(InputError):
 
 
 def room_for(tokens: int, *, context: int, longest: int) -> str:
-    """Return what helps a prompt of so many tokens in a context. longest: the largest one that the model allows."""
+    """Return the advice for a prompt that is too long. tokens: its length. longest: the model's longest context."""
     raised = context < longest and tokens < longest
     return "shorten it, or " + (
         f"raise --ctx-size (up to {longest})" if raised else "use a model with a longer context"

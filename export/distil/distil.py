@@ -189,7 +189,7 @@ class Distillation:
             def advance(text: Text) -> bool:
                 nonlocal read, answers, positions, shown, most
                 read, answers, positions = read + 1, answers + len(text.answer), positions + len(text.tokens)
-                if read == len(known) + TOGETHER:  # so many come at once
+                if read == len(known) + TOGETHER:  # the first batch: a text alone has no time of its own
                     rate, left = (answers - before) / (monotonic() - began), seconds + self._started - began
                     tokens = wanted or before + int(_MARGIN * rate * left)
                     most = tokens * max(_LEAST_TEXT, positions / max(1, answers) * (_MARGIN if wanted else 1))

@@ -63,7 +63,7 @@ def enum(*values: str) -> Meta:
     return Meta(extra_json_schema={"enum": [*values]})
 
 
-def made_of(body: Struct, kind: type[_Body], **others: Any) -> _Body:  # noqa: ANN401
+def made_of(body: Struct, kind: type[_Body], **others: Any) -> _Body:  # noqa: ANN401  (any field)
     """Return a body with the fields of another API's body that have the same names, and with `others`."""
     same = {name: getattr(body, name) for name in body.__struct_fields__ if name in kind.__struct_fields__}
     return kind(**same | others)
