@@ -91,8 +91,9 @@ class Answering:
         stack = AsyncExitStack()
 
         async def left() -> None:
-            making.cancel()
-            await asyncio.wait({making})
+            if not making.done():  # nothing may be awaited before a response is closed: this may be cancelled
+                making.cancel()
+                await asyncio.wait({making})
             response = None if making.cancelled() or making.exception() else making.result()
             if isinstance(response, EventStream):
                 await response.stack.aclose()

@@ -1,10 +1,14 @@
 """`serve`: streams of a model that is being loaded say so, and how far it is."""
 
+import asyncio
 import http.client
 import json
 import shutil
 import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +18,8 @@ from tests.apps.test_serve_several import Several, folder, library, server
 # isort: split
 
 from edgedecode import Pair
+from edgedecode.apps.serve import answering
+from edgedecode.apps.serve.streams import EventStream, Readers
 
 __all__ = ["folder", "library", "server"]
 MESSAGES = asked()["messages"]
@@ -105,3 +111,38 @@ def test_clients_stream_while_a_model_is_loaded(server: Several) -> None:
         client.messages.stream(model="two", max_tokens=4, messages=MESSAGES, extra_body={"temperature": 0}) as stream,
     ):
         assert stream.get_final_text() == server.chat("two", most=4)
+
+
+@pytest.mark.parametrize("ticks", range(12))
+def test_a_client_that_leaves_at_the_end_gives_its_model_back(ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves so many steps of the event loop after the last part was made: while the model is given back."""
+    monkeypatch.setattr(answering, "_QUIET_SECONDS", 0.01)
+    readers, given_back = Readers(seconds=60.0), list[int]()
+    models = Mock(loaded=[], progress=lambda name: "", waits=lambda name: False)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+
+    async def made(ended: asyncio.Event) -> EventStream:
+        await ended.wait()
+        stack = AsyncExitStack()
+        stack.callback(given_back.append, 1)
+        return EventStream(parts(), stack, media_type="text/event-stream", readers=readers)
+
+    async def leaves() -> None:
+        ended = asyncio.Event()
+        making = asyncio.create_task(made(ended))
+        reply = Mock(waits=b": %b\n\n", media_type="text/event-stream", asked=Mock(notes=()))
+        found = await answering.Answering(models, Mock(), readers)._while_loading(making, reply, "one")
+        assert isinstance(found, EventStream)
+        stream = asyncio.create_task(found._make())
+        ended.set()
+        await asyncio.wait({making})
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        stream.cancel()
+        await asyncio.wait({stream})
+        await found.stack.aclose()
+
+    asyncio.run(leaves())
+    assert given_back == [1]
