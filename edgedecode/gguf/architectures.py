@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures of llama.cpp's that encode texts or fill gaps, but do not generate continuations."""
+ATTENTION = "attention"
+"""What most layers do before their feed-forward part."""
 _FREQUENCIES = ("rope_freqs.weight",)
 AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
 """Of what attention and MLP add, and of each query and key."""
@@ -53,6 +55,8 @@ class Architecture:
     """0: no layer has a window; 1: all have one; n > 1: all but every n-th layer, which has full attention."""
     unrotated: int = 0
     """0: all layers have a rotary embedding; n: all but every n-th."""
+    recurrent: str = ""
+    """What layers without KV heads have in the place of attention; empty: every layer has attention."""
     own_window_rotation: bool = False
     """Whether layers with a window rotate with another base, and without scaling."""
     attention_cap: float = 0.0

@@ -187,8 +187,6 @@ def _head_fault(contents: Contents, architecture: str) -> str:
     counts = set(contents.layers.get(f"{key}_kv", (contents.integer(f"{key}_kv"),)))
     if any(count and heads % count for count in counts):
         return f"its {heads} heads do not share {sorted(counts)} KV heads evenly"
-    if architecture in BY_NAME and len(counts) > 1:
-        return f"its layers have different numbers of KV heads, {sorted(counts)}"
     if not contents.fields.get(f"{architecture}.rope.dimension_count", 1) and architecture in ROTATING:
         return "its rotary embedding rotates nothing, with which the engine never ends"
     if rotated % 2 or (heads and rotated > (size or hidden // heads)):

@@ -10,6 +10,7 @@ from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 
 from .graph_session import SQUARES_OUTPUT
+from .providers.kv_cache import CacheShape, cache_shapes
 
 _PICKS = ("Gather", "GatherBlockQuantized")
 _OUR_EMBEDDING = "TileRows"
@@ -38,6 +39,8 @@ class GraphSizes:
     logits: int
     unpacked_nbytes: int = 0
     squares: int = 0
+    caches: tuple[CacheShape, ...] = ()
+    """Keys and values, in the order of the graph's inputs."""
 
 
 _MEASURED: dict[tuple[bytes, int], GraphSizes] = {}
@@ -80,6 +83,7 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
         logits=_most_live(file, after),
         unpacked_nbytes=unpacked,
         squares=sum(size for size in sums if isinstance(size, int)),
+        caches=cache_shapes((value.name, value.dims or ()) for value in file.inputs),
     )
 
 

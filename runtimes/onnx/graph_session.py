@@ -7,10 +7,12 @@ from pathlib import Path
 from threading import Lock
 
 from edgedecode.errors import BudgetExceeded, ManifestError
+from edgedecode.pack.entries import GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .kernels.rewriting import GIVEN_TILES, GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
+from .providers.kv_cache import PAST, PRESENT
 from .providers.provider import Provider
 
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
@@ -129,8 +131,8 @@ _KV_KINDS = {"float32": "tensor(float)", "int8": "tensor(int8)"}
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
-    """Return the names of the graph's cache values by layer, key before value."""
-    return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
+    """Return the names of an exported graph's cache values by layer, key before value."""
+    return [f"{prefix}{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
 def check_contract(
@@ -149,26 +151,37 @@ def check_contract(
             raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
     more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
+    if GGUF in graph.capabilities:  # made here, with the caches of its file
+        more += [value.name for value in session.get_inputs() if value.name.startswith(PAST)]
+        check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more, caches=False)
+        return
     check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
-    if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
+    if (kind := kinds[f"{PAST}0.key"]) != _KV_KINDS.get(graph.kv_type):
         raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
     if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
         raise ManifestError(f"{path} has no adapter inputs, the manifest says it does: export the pack again")
 
 
 def check_names(
-    session: Untyped, entry: ModelEntry, *, path: Path, needed: Sequence[str], more: Sequence[str] = ()
+    session: Untyped,
+    entry: ModelEntry,
+    *,
+    path: Path,
+    needed: Sequence[str],
+    more: Sequence[str] = (),
+    caches: bool = True,
 ) -> None:
     """Raise ManifestError unless the graph has these inputs, perhaps `more`, and the entry's caches and sizes."""
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
-    wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
+    layers = entry.layers if caches else 0
+    wanted = [*needed, *cache_names(PAST, layers), "logits", *cache_names(PRESENT, layers)]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is not a base graph; export the pack again")
     if unknown := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
         raise ManifestError(f"{path} has the unknown input {unknown[0]}: upgrade edgedecode or export the pack again")
-    cache = shapes["past_key_values.0.key"]
-    found = [shapes["logits"][-1], cache[1], cache[3]]
+    first = shapes[f"{PAST}0.key"] if caches else (1, entry.kv_heads, 0, entry.head_size)
+    found = [shapes["logits"][-1], first[1], first[3]]
     if found != [entry.rows, entry.kv_heads, entry.head_size]:
         raise ManifestError(
             f"{path} has {found[0]} rows, {found[1]} KV heads of size {found[2]}, the manifest says "

@@ -14,6 +14,7 @@ from edgedecode.pack.entries import GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .graph_needs import GraphSizes, measured_sizes
+from .providers.kv_cache import CacheShape
 
 if TYPE_CHECKING:
     from .kernels.serving import Served
@@ -70,6 +71,8 @@ class Footprint:
     """The part of the weights that the engine packs, with its session."""
     unpacked_nbytes: int = 0
     """Heap of the matrices that the engine dequantizes in a pass, outside its allocator's region."""
+    caches: tuple[CacheShape, ...] = ()
+    """A state's keys and values."""
 
     def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
         """Return the limit for the engine's allocator: packed weights, twice the workspace, logits and 8 MiB.
@@ -123,6 +126,7 @@ def plan_own_footprint(
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
+        caches=sizes.caches,
     )
 
 
@@ -141,6 +145,7 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
+        caches=sizes.caches,
     )
 
 
@@ -160,6 +165,7 @@ def plan_static_footprint(
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
+        caches=sizes.caches,
     )
 
 

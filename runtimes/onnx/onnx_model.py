@@ -21,12 +21,13 @@ from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
-from .graph_session import HIDDEN, SQUARES_OUTPUT, cache_names, check_allocated
+from .graph_session import HIDDEN, SQUARES_OUTPUT, check_allocated
 from .kernels.thread_choice import WIDTHS, chosen_threads
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
-from .onnx_state import OnnxState, cache_shape, state_nbytes
+from .onnx_state import OnnxState, state_nbytes
 from .pass_inputs import POSITIONS, Outputs, PassInputs, TreePaths
+from .providers.kv_cache import PAST, PRESENT, slot_count
 from .providers.provider import Provider
 from .session_model import SessionModel, split_rows
 
@@ -128,15 +129,15 @@ class OnnxModel(SessionModel[OnnxState]):
         def make(lease: Lease, held: int) -> OnnxState:
             self._buffers.hold_rows(held)
             self._biases.plan(capacity, tree=tree and self._card.tree)
-            cache = self._new_cache(
-                cache_shape(self._entry, capacity, tiled=self._tiled), kv_type=self._card.kv_type, tiled=self._tiled
-            )
+            slots = slot_count(capacity, tiled=self._tiled)
+            caches = self._footprint.caches
+            cache = self._new_cache(caches, slots=slots, kv_type=self._card.kv_type, tiled=self._tiled)
             state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
             state.plans_tree, state.make_features = tree, self._make_features
             state.binding = self._bind(state)
             return state
 
-        nbytes = state_nbytes(self._entry, capacity, kv_type=self._card.kv_type, tiled=self._tiled)
+        nbytes = state_nbytes(self._footprint, capacity, kv_type=self._card.kv_type, tiled=self._tiled)
         return self._new_state(capacity, nbytes, rows=rows, make=make)
 
     def forward(
@@ -249,11 +250,9 @@ class OnnxModel(SessionModel[OnnxState]):
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind the parts that never change: the cache, read as past and written as present, and the lengths."""
         binding = self._session.io_binding()
-        layers = self._entry.layers
-        names = zip(cache_names("past_key_values", layers), cache_names("present", layers), strict=True)
-        for (past, present), value in zip(names, state.cache.values, strict=True):
-            binding.bind_ortvalue_input(past, value)
-            binding.bind_ortvalue_output(present, value)
+        for cache, value in zip(self._footprint.caches, state.cache.values, strict=True):
+            binding.bind_ortvalue_input(PAST + cache.name, value)
+            binding.bind_ortvalue_output(PRESENT + cache.name, value)
         for name, tiles in self._tiles.items():
             binding.bind_ortvalue_input(name, tiles)
         for name, (sums, _) in self._squares.items():

@@ -267,6 +267,7 @@ class OnnxRuntime:
             row_invariant=served is not None and served.rewritten.row_invariant,
             kernels="" if served is None else served.library.instruction_set,
             weights_nbytes=footprint.weights_nbytes,
+            kv_nbytes=position_nbytes(footprint.caches, kv_type=graph.kv_type),
         )
         return _Found(provider, graph, path, threads, served, footprint, card)
 
@@ -335,7 +336,6 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
         tree="tree" in graph.capabilities,
         hidden=HIDDEN_ROWS in request.needs,
         kv_type=graph.kv_type,
-        kv_nbytes=position_nbytes(entry, kv_type=graph.kv_type),
         lora_rank=graph.lora_rank,
         lora_modules=graph.lora_modules,
         token_ids=ids,

@@ -13,7 +13,7 @@ from edgedecode.pack.manifest import ModelEntry
 from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_room, continues
 from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
-from .providers.kv_cache import KvCache, KvShape, slot_count
+from .providers.kv_cache import CacheShape, KvCache, slot_count
 from .session_model import SessionState
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
 
 
-def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
+def state_nbytes(footprint: Footprint, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
     """Return the bytes of a state of `capacity` rows; tiled: for our attention."""
-    return slot_count(capacity, tiled=tiled) * (position_nbytes(entry, kv_type=kv_type) + TREE_ROW_NBYTES)
+    return slot_count(capacity, tiled=tiled) * (position_nbytes(footprint.caches, kv_type=kv_type) + TREE_ROW_NBYTES)
 
 
-def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
+def position_nbytes(caches: Sequence[CacheShape], *, kv_type: str) -> int:
     """Return the bytes of one position's keys and values."""
-    return 2 * entry.layers * entry.kv_heads * entry.head_size * np.dtype(kv_type).itemsize
+    return sum(each.heads * each.size for each in caches) * np.dtype(kv_type).itemsize
 
 
 def state_holders(
@@ -51,16 +51,11 @@ def state_holders(
     copies = footprint.logits_copies
     logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, copies=copies)
     return (
-        Holder(f"kv:{card.name}", state_nbytes(entry, capacity, kv_type=card.kv_type, tiled=tiled)),
+        Holder(f"kv:{card.name}", state_nbytes(footprint, capacity, kv_type=card.kv_type, tiled=tiled)),
         Holder(f"logits:{card.name}", logits),
         *([Holder(f"buffers:{card.name}", buffers)] if buffers else []),
         *more,
     )
-
-
-def cache_shape(entry: ModelEntry, capacity: int, *, tiled: bool) -> KvShape:
-    """Return the shape of a state's keys and values."""
-    return 2 * entry.layers, 1, entry.kv_heads, slot_count(capacity, tiled=tiled), entry.head_size
 
 
 class TreeState(SessionState):

@@ -25,8 +25,9 @@ _KEPT: dict[str | tuple[Path, int, int], FloatArray] = {}
 
 
 def scales_of(digest: str, path: Path, metadata: Metadata) -> FloatArray:
-    """Return the measured scales of the file at `path`, [2 · layers, KV heads, head size]; ones: not measured."""
-    shape, key = (2 * metadata.layers, metadata.kv_heads, metadata.head_size), digest or _state(path)
+    """Return the measured scales of the file at `path`, [caches, KV heads, head size]; ones: not measured."""
+    layers = [layer for layer in metadata.every_layer if layer.kv_heads]
+    shape, key = (2 * len(layers), layers[0].kv_heads, layers[0].head_size), digest or _state(path)
     if key not in _KEPT and (kept := _path(digest)) is not None:
         with suppress(OSError, ValueError, EOFError):
             found = np.load(kept, allow_pickle=False)

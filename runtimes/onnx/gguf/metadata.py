@@ -4,7 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import AFTER_NORMS, BY_NAME, HEAD, HEAD_IDS, HEAD_NORMS, HEAD_TAPS, Architecture
+from edgedecode.gguf.architectures import (
+    AFTER_NORMS,
+    ATTENTION,
+    BY_NAME,
+    HEAD,
+    HEAD_IDS,
+    HEAD_NORMS,
+    HEAD_TAPS,
+    Architecture,
+)
 from edgedecode.gguf.contents import Contents, read_contents
 from edgedecode.gguf.header import check_assertions, header_of
 
@@ -13,6 +22,31 @@ _NORMS = ("attn_norm", "ffn_norm", *AFTER_NORMS)
 _PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
 _MODEL_PARTS = frozenset(("token_embd", "output", "output_norm"))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer computes. Its own matrices' other sizes are those of its tensors."""
+
+    mixer: str
+    """`ATTENTION`, or what the layer has in its place."""
+    heads: int
+    kv_heads: int
+    """0: a layer without attention."""
+    head_size: int
+    window: bool
+    """Whether it sees only the last positions."""
+    rotated: bool
+    mlp: int
+    """The width of its feed-forward part; 0: not specified."""
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        return self.kv_heads * self.head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +86,32 @@ class Metadata:
     def hidden(self) -> int:
         return self.integer("embedding_length")
 
-    @property
-    def heads(self) -> int:
-        return self.integer("attention.head_count")
+    def listed(self, key: str, layer: int, default: int = 0) -> int:
+        """Return a layer's value of a field that is one number, or one for each layer; only those may be 0."""
+        values = self.contents.layers.get(f"{self.name}.{key}")
+        return values[layer] if values is not None and layer < len(values) else self.integer(key, default)
+
+    def layer(self, index: int) -> Layer:
+        """Return the facts of one layer."""
+        heads = self.listed("attention.head_count", index)
+        kv_heads = self.listed("attention.head_count_kv", index, heads)
+        return Layer(
+            mixer=ATTENTION if kv_heads else self.architecture.recurrent or ATTENTION,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=self.head_size,
+            window=self._has_window(index),
+            rotated=not self.architecture.unrotated or (index + 1) % self.architecture.unrotated != 0,
+            mlp=self.listed("feed_forward_length", index),
+        )
 
     @property
-    def kv_heads(self) -> int:
-        return self.integer("attention.head_count_kv", self.heads)
+    def every_layer(self) -> list[Layer]:
+        return [self.layer(index) for index in range(self.layers)]
 
     @property
     def head_size(self) -> int:
-        return self.integer("attention.key_length", self.hidden // max(1, self.heads))
+        return self.integer("attention.key_length", self.hidden // max(1, self.integer("attention.head_count")))
 
     @property
     def window(self) -> int:
@@ -77,18 +126,15 @@ class Metadata:
     @property
     def score_scale(self) -> float:
         wide = self.layers == self.architecture.wide_layers
-        size = self.hidden // self.heads if wide else self.head_size
+        size = self.hidden // self.integer("attention.head_count") if wide else self.head_size
         return self.number("attention.scale", size**-0.5)
 
-    def has_window(self, layer: int) -> bool:
+    def _has_window(self, layer: int) -> bool:
         key = "attention.sliding_window_pattern"
         if listed := self.contents.layers.get(f"{self.name}.{key}"):
             return bool(self.window and listed[layer % len(listed)])
         every = self.integer(key, self.architecture.every)
         return bool(self.window) and (every == 1 or layer % every < every - 1)
-
-    def is_rotated(self, layer: int) -> bool:
-        return not self.architecture.unrotated or (layer + 1) % self.architecture.unrotated != 0
 
     def knows(self, name: str) -> bool:
         """Return whether a model of these architectures may have this tensor."""
@@ -99,10 +145,11 @@ class Metadata:
     def shape_fault(self, name: str, shape: tuple[int, ...]) -> str:
         """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor's are not known."""
         layer, _, part = name.removeprefix("blk.").partition(".")
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        facts = self.layer(int(layer) if layer.isdecimal() else 0)
+        queries, keys = facts.queries, facts.keys
         read = 2 * self.hidden if self.is_head else self.hidden
         down = self.contents.tensors.get(f"blk.{layer}.ffn_down.weight")
-        wide = self.integer("feed_forward_length") or (down.shape[0] if down else 0)
+        wide = facts.mlp or (down.shape[0] if down else 0)
         stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
         sizes = {
             "attn_q": (read, queries),
@@ -113,7 +160,7 @@ class Metadata:
             "ffn_gate": (self.hidden, wide),
             "ffn_up": (self.hidden, 2 * wide if stacked else wide),
             "ffn_down": (wide, self.hidden),
-            **dict.fromkeys(HEAD_NORMS, (self.head_size,)),
+            **dict.fromkeys(HEAD_NORMS, (facts.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgedecode.adapters.gguf_adapter import joins_attention
 from edgedecode.arrays import FloatArray
+from edgedecode.gguf.architectures import ATTENTION, HEAD_NORMS
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
@@ -22,7 +23,7 @@ from edgedecode.pack.manifest import STACKS
 
 from ..graph_session import ADAPTER_INPUT, FULL_BIAS, HIDDEN, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
 from ..kernels.products import FLOAT, UINT8, serves_head
-from .metadata import Metadata
+from .metadata import Layer, Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
 
@@ -55,7 +56,7 @@ def build_graph(
     adapters: each product of a layer takes a delta, as in graphs of `export --graphs lora`.
     squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
     hidden: it has an output with the picked rows before the last product.
-    kv_scales: those of 8-bit keys and values, [2 · layers, KV heads, head size]; None: they are float32.
+    kv_scales: those of 8-bit keys and values, [caches, KV heads, head size]; None: they are float32.
     """
     check_tensors(metadata, weights)
     network = Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
@@ -66,16 +67,19 @@ def build_graph(
 
 def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
     """Refuse tensors that are not known or have other sizes, and files without the norms of their architecture."""
-    if not serves_head(metadata.head_size):
-        weights.refuse(f"its head size is {metadata.head_size}")
+    layers = metadata.every_layer
+    for size in (layer.head_size for layer in layers if layer.mixer == ATTENTION):
+        if not serves_head(size):
+            weights.refuse(f"its head size is {size}")
     tensors = metadata.contents.tensors
     if unknown := next((name for name in tensors if not metadata.knows(name)), None):
         weights.refuse(f"it has the tensor {unknown[:60]}, which its architecture does not use here")
     for name, tensor in tensors.items():
         if fault := metadata.shape_fault(name, tensor.shape):
             weights.damaged(fault)
-    for layer, norm in product(range(metadata.layers), metadata.architecture.norms):
-        weights.vector(f"blk.{layer}.{norm}.weight")
+    for (index, layer), norm in product(enumerate(layers), metadata.architecture.norms):
+        if layer.mixer == ATTENTION or norm not in HEAD_NORMS:
+            weights.vector(f"blk.{index}.{norm}.weight")
 
 
 @dataclass(slots=True)
@@ -90,6 +94,10 @@ class Network:
     kv_scales: FloatArray | None
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
+    layers: list[Layer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = self.metadata.every_layer
 
     def begin(self) -> None:
         """Write everything before the nodes."""
@@ -100,9 +108,9 @@ class Network:
 
     def write(self, *, hidden: bool = False) -> None:
         self.begin()
-        shape, layers = self.metadata, range(self.metadata.layers)
+        shape = self.metadata
         x, y = self._embedding(), ""
-        for layer in layers:
+        for layer in range(len(self.layers)):
             x, y = self._layer(x, y, layer)
         if self.squares:
             x, y = self._picked(x, y)
@@ -122,19 +130,22 @@ class Network:
         self._rename(last, "logits")
 
     def _interface(self) -> None:
-        shape = self.metadata
-        caches = [f"{layer}.{part}" for layer in range(shape.layers) for part in ("key", "value")]
-        windows = {shape.has_window(layer) for layer in range(shape.layers)}
+        attention = {index: layer for index, layer in enumerate(self.layers) if layer.mixer == ATTENTION}
+        caches = [(f"{index}.{part}", layer) for index, layer in attention.items() for part in ("key", "value")]
+        windows = {layer.window for layer in attention.values()}
         biases = [name for name, used in ((FULL_BIAS, False in windows), (WINDOW_BIAS, True in windows)) if used]
-        kind, cache = FLOAT if self.kv_scales is None else _INT8, (1, shape.kv_heads)
+        kind = FLOAT if self.kv_scales is None else _INT8
         self.file.inputs = [
             *(ValueInfo(name, _SCALAR_TYPES.get(name, _INT64), _scalar_dims(name)) for name in SCALARS),
             *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
-            *(ValueInfo(f"past_key_values.{name}", kind, (*cache, "P", shape.head_size)) for name in caches),
+            *(
+                ValueInfo(f"past_key_values.{name}", kind, (1, layer.kv_heads, "P", layer.head_size))
+                for name, layer in caches
+            ),
         ]
         self.file.outputs = [
             ValueInfo("logits", FLOAT, ("R", self._rows)),
-            *(ValueInfo(f"present.{name}", kind, (*cache, "N", shape.head_size)) for name in caches),
+            *(ValueInfo(f"present.{name}", kind, (1, layer.kv_heads, "N", layer.head_size)) for name, layer in caches),
         ]
 
     @property
@@ -168,47 +179,52 @@ class Network:
         """Return the layer's sums and its last product, for inputs x + y likewise."""
         part = f"blk.{layer}."
         normed, x = self._sum_norm(x, y, f"{part}attn_norm.weight")
-        y = self._attention(normed, layer)
-        if layer == self.metadata.layers - 1 and not self.squares:  # beyond its attention, only the picked rows matter
+        y, output = self._mixed(normed, layer)
+        if layer == len(self.layers) - 1 and not self.squares:  # from here on, only the picked rows matter
             x, y = self._picked(x, y)
-        y = self._product(y, [(f"{part}attn_output.weight", None)])
+        y = self._product(y, [(f"{part}{output}.weight", None)])
         y = self._residual(y, f"{part}post_attention_norm.weight")
         normed, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
         return x, self._residual(self._gated(normed, part), f"{part}post_ffw_norm.weight")
+
+    def _mixed(self, x: str, layer: int) -> tuple[str, str]:
+        """Return what a layer computes of its own and earlier rows, and the matrix that it is multiplied by."""
+        return self._attention(x, layer), "attn_output"
 
     def _picked(self, *names: str) -> list[str]:
         return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
 
     def _attention(self, x: str, layer: int) -> str:
-        shape, part, window = self.metadata, f"blk.{layer}.", self.metadata.has_window(layer)
-        own = window and shape.architecture.own_window_rotation
-        rotated = shape.is_rotated(layer)
-        tables = [_cache(name, window=own) for name in ("cos", "sin")] if rotated else ["", ""]
+        shape, facts, part = self.metadata, self.layers[layer], f"blk.{layer}."
+        own = facts.window and shape.architecture.own_window_rotation
+        tables = [_cache(name, window=own) for name in ("cos", "sin")] if facts.rotated else ["", ""]
         cap = shape.cap("attn_logit_softcapping", shape.architecture.attention_cap)
         y = f"{part}attention"
         inputs = [
-            *self._projections(x, part),
+            *self._projections(x, layer),
             *(f"past_key_values.{layer}.{name}" for name in ("key", "value")),
-            *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if window else FULL_BIAS),
+            *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if facts.window else FULL_BIAS),
         ]
         attributes: dict[str, int | float | bytes] = {
-            "num_heads": shape.heads,
-            "kv_num_heads": shape.kv_heads,
+            "num_heads": facts.heads,
+            "kv_num_heads": facts.kv_heads,
             "scale": shape.score_scale,
             "softcap": cap,
-            "do_rotary": int(rotated),
+            "do_rotary": int(facts.rotated),
             "rotary_interleaved": int(shape.architecture.interleaved),
         }
         if self.kv_scales is not None:
-            key, value = (each.reshape(-1) for each in self.kv_scales[2 * layer : 2 * layer + 2])
+            place = 2 * sum(each.mixer == ATTENTION for each in self.layers[:layer])
+            key, value = (each.reshape(-1) for each in self.kv_scales[place : place + 2])
             inputs += ["", self._initializer(f"{y}.key_scale", key), self._initializer(f"{y}.value_scale", value)]
             attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), b"PER_CHANNEL") | {"kv_cache_bit_width": 8}
         outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value"))]
         self.file.nodes.append(Node("GroupQueryAttention", _MICROSOFT, y, inputs, outputs, dict(attributes)))
         return y
 
-    def _projections(self, x: str, part: str) -> list[str]:
+    def _projections(self, x: str, layer: int) -> list[str]:
         """Return queries, keys and values, or the one product of all three and two empty names."""
+        part, size = f"blk.{layer}.", self.layers[layer].head_size
         if self.weights.has(f"{part}attn_qkv.weight"):
             return [self._product(x, [(f"{part}attn_qkv.weight", None)]), "", ""]
         names = [f"{part}attn_{each}" for each in "qkv"]
@@ -218,11 +234,11 @@ class Network:
             return [self._product(x, [(name, None) for name in matrices]), "", ""]
         made = [self._product(x, [(name, None)]) for name in matrices]
         if normed:
-            made[:2] = [self._head_norm(y, f"{name}_norm.weight") for y, name in zip(made, names[:2], strict=False)]
+            norms = [f"{name}_norm.weight" for name in names[:2]]
+            made[:2] = [self._head_norm(y, norm, size=size) for y, norm in zip(made, norms, strict=False)]
         return made
 
-    def _head_norm(self, x: str, weight: str) -> str:
-        size = self.metadata.head_size
+    def _head_norm(self, x: str, weight: str, *, size: int) -> str:
         heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])
         return self._node("Reshape", [self._norm(heads, weight), self._constant(np.array([0, 0, -1], np.int64))])
 

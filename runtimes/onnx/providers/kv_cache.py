@@ -1,6 +1,7 @@
 """Where a state's keys and values are: in an array that the engine shares, or in a provider's own memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,34 @@ from ..onnx_engine import Untyped
 KEY_TILE = 16
 """Slots per tile of keys, which our attention stores transposed."""
 _FLOAT, _INT64 = 1, 7
+_DIMENSIONS = 4
 _SOURCES, _TARGETS = "sources", "targets"
 
 KvShape = tuple[int, int, int, int, int]
-"""2 · layers, 1, KV heads, slots, head size."""
+"""Caches, 1, KV heads, slots, head size."""
+PAST, PRESENT = "past_key_values.", "present."
+"""Prefixes of the caches' names among a graph's inputs and outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """One layer's keys, or its values: their name in the graph, and their sizes."""
+
+    name: str
+    heads: int
+    size: int
+
+
+def cache_shapes(inputs: Iterable[tuple[str, Sequence[int | str | None]]]) -> tuple[CacheShape, ...]:
+    """Return the caches among a graph's inputs, given by name and shape [1, KV heads, slots, head size].
+
+    Layers may differ in them, and layers without attention have none.
+    """
+    found = []
+    for name, dims in inputs:
+        if name.startswith(PAST) and len(dims) == _DIMENSIONS and isinstance(dims[1], int) and isinstance(dims[3], int):
+            found.append(CacheShape(name.removeprefix(PAST), dims[1], dims[3]))
+    return tuple(found)
 
 
 def slot_count(capacity: int, *, tiled: bool) -> int:
@@ -45,7 +70,13 @@ class KvCache(Protocol):
 class NewCache(Protocol):
     """Makes the keys and values of one state. tiled: for our attention."""
 
-    def __call__(self, shape: KvShape, *, kv_type: str, tiled: bool) -> KvCache: ...
+    def __call__(self, caches: Sequence[CacheShape], *, slots: int, kv_type: str, tiled: bool) -> KvCache: ...
+
+
+def uniform_shape(caches: Sequence[CacheShape], slots: int) -> KvShape:
+    """Return the shape of one array of all caches, which have the same sizes."""
+    (sizes,) = {(each.heads, each.size) for each in caches}
+    return len(caches), 1, sizes[0], slots, sizes[1]
 
 
 class HostCache:
@@ -60,7 +91,7 @@ class HostCache:
         self.values: Sequence[Untyped] = [engine.OrtValue.ortvalue_from_numpy(part) for part in self.array]
 
     def by_slot(self) -> npt.NDArray[np.float32 | np.int8]:
-        """Return a copy in the order of slots, [2 · layers, KV heads, slots, head size]."""
+        """Return a copy in the order of slots, [caches, KV heads, slots, head size]."""
         found = self.array[:, 0].copy()
         if self._tiled:
             _, heads, slots, size = found.shape
@@ -85,6 +116,36 @@ class HostCache:
     def close(self) -> None:
         self.values = ()
         self.array = np.zeros((0, 1, 1, 0, 1), np.float32)
+
+
+class MixedCache:
+    """Implements `KvCache` where layers differ in KV heads or head size: an array for each pair of them."""
+
+    def __init__(self, engine: Untyped, caches: Sequence[CacheShape], *, slots: int, kv_type: str, tiled: bool) -> None:
+        alike: dict[tuple[int, int], list[CacheShape]] = {}
+        for each in caches:
+            alike.setdefault((each.heads, each.size), []).append(each)
+        self._parts = [
+            HostCache(engine, uniform_shape(part, slots), kv_type=kv_type, tiled=tiled) for part in alike.values()
+        ]
+        rest = {sizes: iter(part.values) for sizes, part in zip(alike, self._parts, strict=True)}
+        self.values: Sequence[Untyped] = [next(rest[each.heads, each.size]) for each in caches]
+
+    def move(self, sources: Sequence[int], *, start: int) -> None:
+        for part in self._parts:
+            part.move(sources, start=start)
+
+    def close(self) -> None:
+        self.values = ()
+        for part in self._parts:
+            part.close()
+
+
+def host_cache(engine: Untyped, caches: Sequence[CacheShape], *, slots: int, kv_type: str, tiled: bool) -> KvCache:
+    """Return keys and values in arrays that the engine shares."""
+    if len({(each.heads, each.size) for each in caches}) > 1:
+        return MixedCache(engine, caches, slots=slots, kv_type=kv_type, tiled=tiled)
+    return HostCache(engine, uniform_shape(caches, slots), kv_type=kv_type, tiled=tiled)
 
 
 class DeviceCache:

@@ -17,7 +17,7 @@ from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError, R
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..onnx_engine import Untyped
-from .kv_cache import HostCache, NewCache
+from .kv_cache import NewCache, host_cache
 
 __all__ = ["GraphFiles", "Provider", "assigned_nodes", "check_assignment"]
 
@@ -109,7 +109,7 @@ class Provider:
 
     def new_caches(self, engine: Untyped, entry: ModelEntry) -> NewCache:
         """Return what makes the keys and values of the model's states."""
-        return partial(HostCache, engine)
+        return partial(host_cache, engine)
 
     def configure(self, options: Untyped, engine: Untyped) -> Mapping[str, object]:
         """Set the session options, and return further arguments of `InferenceSession`."""

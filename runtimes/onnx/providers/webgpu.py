@@ -4,6 +4,7 @@ Its attention ignores the positions it is given and rotates each row by its slot
 reordered by slot before attention reads them: for a tree's rows, the slot's table row is that of the row's position.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 from ..onnx_engine import SILENT, Untyped
 from ..pass_inputs import POSITIONS
 from .attention_check import SIZE, attention_graph, right_widths
-from .kv_cache import DeviceCache, KvCache, KvShape, NewCache, move_graph
+from .kv_cache import CacheShape, DeviceCache, KvCache, NewCache, move_graph, uniform_shape
 from .plugin import PluginProvider
 
 _SOFTWARE = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
@@ -64,9 +65,9 @@ class WebGpuProvider(PluginProvider):
         mover = self._open(engine, move_graph(2 * entry.layers, heads=entry.kv_heads, size=entry.head_size))
         memory = self._memory(engine)
 
-        def new_cache(shape: KvShape, *, kv_type: str, tiled: bool) -> KvCache:
+        def new_cache(caches: Sequence[CacheShape], *, slots: int, kv_type: str, tiled: bool) -> KvCache:
             assert (kv_type, tiled) == ("float32", False), "other graphs are refused; our kernels are the CPU's"
-            return DeviceCache(engine, shape, memory=memory, mover=mover)
+            return DeviceCache(engine, uniform_shape(caches, slots), memory=memory, mover=mover)
 
         return new_cache
 

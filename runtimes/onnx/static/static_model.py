@@ -18,6 +18,7 @@ from ..graph_session import cache_names, check_allocated
 from ..onnx_adapters import Adapters
 from ..onnx_engine import Untyped, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
+from ..providers.kv_cache import PAST, PRESENT
 from ..session_model import SessionModel
 from .static_passes import StaticPiece, split_static
 from .static_state import Bound, StaticState, static_state_nbytes
@@ -96,9 +97,9 @@ class _Width:
         binding = self.session.io_binding()
         for name, value in self._inputs.items():
             binding.bind_ortvalue_input(name, value)
-        for name, past in zip(cache_names("past_key_values", self._layers), state.cache, strict=True):
+        for name, past in zip(cache_names(PAST, self._layers), state.cache, strict=True):
             binding.bind_input(name, "cpu", 0, np.float32, past.shape, past.ctypes.data)
-        for name, new in zip(cache_names("present", self._layers), self.present, strict=True):
+        for name, new in zip(cache_names(PRESENT, self._layers), self.present, strict=True):
             binding.bind_output(name, "cpu", 0, np.float32, new.shape, new.ctypes.data)
         binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
         return binding

@@ -19,6 +19,7 @@ from ..graph_needs import measured_sizes
 from ..graph_session import ADAPTER_INPUT, check_names, open_session
 from ..onnx_engine import Untyped
 from ..onnx_footprint import FLOAT_NBYTES, Footprint, plan_static_footprint
+from ..onnx_state import position_nbytes
 from ..providers.provider import Provider
 from .static_model import StaticModel, static_buffers, static_holders
 
@@ -60,6 +61,7 @@ def static_card(card: ModelCard, graphs: Sequence[StaticGraph]) -> ModelCard:
         context=min(card.context, graphs[0].graph.slots),
         widths=tuple(width for width in widths if width <= HEAD_ROWS),
         weights_nbytes=sum(each.footprint.weights_nbytes for each in graphs),
+        kv_nbytes=position_nbytes(graphs[0].footprint.caches, kv_type="float32"),
     )
 
 

@@ -13,12 +13,13 @@ from edgedecode.pack.static_graphs import HIDDEN_SCORE
 from ..biases import block_far
 from ..onnx_adapters import Form
 from ..onnx_engine import Untyped
-from ..onnx_state import TreeState, position_nbytes
+from ..onnx_footprint import FLOAT_NBYTES
+from ..onnx_state import TreeState
 
 
 def static_state_nbytes(entry: ModelEntry, slots: int) -> int:
     """Return the bytes of a state: all of its slots, whatever its capacity, since the graph reads all of them."""
-    return slots * position_nbytes(entry, kv_type="float32")
+    return slots * 2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES
 
 
 class Bound:
