@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures of llama.cpp's that encode texts or fill gaps, but do not generate continuations."""
 ATTENTION = "attention"
-"""What most layers do before their feed-forward part."""
+CONVOLUTION = "short convolution"
+"""What layers do before their feed-forward part."""
 _FREQUENCIES = ("rope_freqs.weight",)
 AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
 """Of what attention and MLP add, and of each query and key."""
@@ -25,7 +26,7 @@ class Architecture:
     name: str
     """llama.cpp's: general.architecture in its files."""
     builder: str
-    """The class in onnxruntime-genai's model builder."""
+    """The class in onnxruntime-genai's model builder; empty: none."""
 
     tied: bool = False
     """Whether head and embedding are one matrix if config.json does not say."""
@@ -57,6 +58,8 @@ class Architecture:
     """0: all layers have a rotary embedding; n: all but every n-th."""
     recurrent: str = ""
     """What layers without KV heads have in the place of attention; empty: every layer has attention."""
+    final_norm: str = "output_norm"
+    """The tensor of the norm before the last product."""
     own_window_rotation: bool = False
     """Whether layers with a window rotate with another base, and without scaling."""
     attention_cap: float = 0.0
@@ -91,6 +94,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }  # fmt: skip
 """By transformers' class, as config.json names it."""
 
+HYBRIDS: Mapping[str, Architecture] = {
+    "Lfm2ForCausalLM": Architecture(
+        "lfm2", "", tied=True, windows=True, every=1, norms=HEAD_NORMS, recurrent=CONVOLUTION,
+        final_norm="token_embd_norm",
+    ),
+}  # fmt: skip
+"""The same of models that run as GGUF files only, on our own kernels or llama.cpp: no graph of theirs is exported."""
+
 HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 """Drafting heads, which are no models: one layer that also reads what layers of the target read."""
 HEAD_TAPS = 3
@@ -98,5 +109,5 @@ HEAD_TAPS = 3
 HEAD_IDS = "d2t"
 """A head's tensor with the token id of each row of its logits."""
 
-BY_NAME: Mapping[str, Architecture] = {each.name: each for each in [*ARCHITECTURES.values()][::-1]}
+BY_NAME: Mapping[str, Architecture] = {each.name: each for each in [*HYBRIDS.values(), *ARCHITECTURES.values()][::-1]}
 """By llama.cpp's name; where two classes share it, the first."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .architectures import ARCHITECTURES, BY_NAME
+from .architectures import ARCHITECTURES, BY_NAME, HYBRIDS
 
 _MODULES = {
     "attn_q": "q_proj",
@@ -31,7 +31,7 @@ class LayerModule:
 
 def gguf_name(architecture: str) -> str | None:
     """Return the general.architecture of a manifest's architecture; None for an unknown class."""
-    if (known := ARCHITECTURES.get(architecture)) is not None:
+    if (known := ARCHITECTURES.get(architecture) or HYBRIDS.get(architecture)) is not None:
         return known.name
     return None if "For" in architecture else architecture  # a pack imported from GGUF already has llama.cpp's name
 

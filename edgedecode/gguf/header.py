@@ -125,7 +125,7 @@ FLOAT32_ONLY = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
 """Small arrays of recurrent layers, which must be 32-bit floats."""
 MOST_LAYERS, MOST_EXPERTS, MOST_POSITIONS = 512, 1024, 1 << 24
 SCALINGS = ("none", "linear", "yarn", "longrope")
-ROTATING = frozenset((*BY_NAME, "lfm2", "lfm2moe"))
+ROTATING = frozenset((*BY_NAME, "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
 """Values that must be finite and above 0: others violate an assertion of the engine, or give garbage."""
 _NOT_NEGATIVE = (

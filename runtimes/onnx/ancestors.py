@@ -42,6 +42,15 @@ class Ancestors:
             self._parents.append(parent)
             self._depths.append(0 if parent < 0 else self._depths[parent] + 1)
 
+    @property
+    def count(self) -> int:
+        return len(self._parents)
+
+    def trunk(self) -> int:
+        """Return how many rows from the first on are a chain that all later rows continue."""
+        chain = next((row for row, parent in enumerate(self._parents) if parent != row - 1), self.count)
+        return min(chain, 1 + min(self._parents[chain:], default=chain))
+
     def depths(self, start: int, stop: int) -> list[int]:
         """Return the depths of rows start to stop; children of the last settled position have depth 0."""
         return self._depths[start:stop]

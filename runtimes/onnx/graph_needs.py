@@ -11,6 +11,7 @@ from edgedecode.onnx_format.tensor import Tensor
 
 from .graph_session import SQUARES_OUTPUT
 from .providers.kv_cache import CacheShape, cache_shapes
+from .recurrence import PAST_STATE, RecurrentShape, recurrent_shapes
 
 _PICKS = ("Gather", "GatherBlockQuantized")
 _OUR_EMBEDDING = "TileRows"
@@ -41,6 +42,8 @@ class GraphSizes:
     squares: int = 0
     caches: tuple[CacheShape, ...] = ()
     """Keys and values, in the order of the graph's inputs."""
+    recurrent: tuple[RecurrentShape, ...] = ()
+    """The memories of recurrent operators, likewise."""
 
 
 _MEASURED: dict[tuple[bytes, int], GraphSizes] = {}
@@ -84,6 +87,7 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
         unpacked_nbytes=unpacked,
         squares=sum(size for size in sums if isinstance(size, int)),
         caches=cache_shapes((value.name, value.dims or ()) for value in file.inputs),
+        recurrent=recurrent_shapes((value.name, value.dims or ()) for value in file.inputs),
     )
 
 
@@ -137,7 +141,8 @@ def _widths(file: GraphFile, hidden: int) -> dict[str, int]:
     widths: dict[str, int] = {}
     for node in file.nodes:
         if width := _width(node, file.initializers, widths, hidden=hidden):
-            computed = node.outputs[:1] if node.op_type in _ATTENTION else node.outputs  # the others are the cache
+            stored = node.op_type in _ATTENTION or _is_recurrent(node)
+            computed = node.outputs[:1] if stored else node.outputs  # the others are the layer's memory
             widths.update((name, width) for name in computed if name)
     return widths
 
@@ -150,6 +155,8 @@ def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int],
         return hidden if names[0] in tensors else 0  # the embedding; otherwise picked rows, which are few
     if not any(name in widths for name in names):
         return 0
+    if _is_recurrent(node):
+        return _number(node, "channels")
     if node.op_type in _ATTENTION:
         heads, shared = _number(node, "num_heads"), _number(node, "kv_num_heads")
         width = widths.get(names[0], 0)
@@ -159,6 +166,11 @@ def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int],
         stated = _number(node, "columns") or _number(node, "N")
         return stated or (matrix.dims[-1] if matrix is not None and matrix.dims else widths.get(names[1], hidden))
     return max(widths.get(name, 0) for name in names)
+
+
+def _is_recurrent(node: Node) -> bool:
+    """Return whether it has a state; such an operator names the values of a row of its result `channels`."""
+    return any(name.startswith(PAST_STATE) for name in node.inputs)
 
 
 def _after_heads(file: GraphFile, every: Mapping[str, int]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from .kernels.rewriting import GIVEN_TILES, GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
 from .providers.kv_cache import PAST, PRESENT
 from .providers.provider import Provider
+from .recurrence import KEPT_ROWS, PAST_ROWS, PAST_STATE
 
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
@@ -152,7 +153,8 @@ def check_contract(
         biases = [PARENTS]
     more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
     if GGUF in graph.capabilities:  # made here, with the caches of its file
-        more += [value.name for value in session.get_inputs() if value.name.startswith(PAST)]
+        own_inputs = (PAST, PAST_STATE, PAST_ROWS, KEPT_ROWS)
+        more += [value.name for value in session.get_inputs() if value.name.startswith(own_inputs)]
         check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more, caches=False)
         return
     check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more)

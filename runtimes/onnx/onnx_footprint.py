@@ -15,6 +15,7 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .graph_needs import GraphSizes, measured_sizes
 from .providers.kv_cache import CacheShape
+from .recurrence import RecurrentShape
 
 if TYPE_CHECKING:
     from .kernels.serving import Served
@@ -73,6 +74,8 @@ class Footprint:
     """Heap of the matrices that the engine dequantizes in a pass, outside its allocator's region."""
     caches: tuple[CacheShape, ...] = ()
     """A state's keys and values."""
+    recurrent: tuple[RecurrentShape, ...] = ()
+    """The memories of its recurrent operators."""
 
     def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
         """Return the limit for the engine's allocator: packed weights, twice the workspace, logits and 8 MiB.
@@ -127,6 +130,7 @@ def plan_own_footprint(
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
         caches=sizes.caches,
+        recurrent=sizes.recurrent,
     )
 
 
@@ -146,6 +150,7 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
         caches=sizes.caches,
+        recurrent=sizes.recurrent,
     )
 
 
@@ -166,6 +171,7 @@ def plan_static_footprint(
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
         caches=sizes.caches,
+        recurrent=sizes.recurrent,
     )
 
 

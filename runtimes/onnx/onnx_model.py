@@ -64,6 +64,7 @@ class OnnxModel(SessionModel[OnnxState]):
         features: Sequence[str] = (),
     ) -> None:
         super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
+        self._engine = engine
         self._use_threads = use_threads
         self.table, self._features = table, tuple(features)
         self._buffers = Buffers(
@@ -134,6 +135,10 @@ class OnnxModel(SessionModel[OnnxState]):
             cache = self._new_cache(caches, slots=slots, kv_type=self._card.kv_type, tiled=self._tiled)
             state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
             state.plans_tree, state.make_features = tree, self._make_features
+            if self._footprint.recurrent:
+                from .recurrence import Recurrence  # late: few models have such layers
+
+                state.recurrence = Recurrence(self._engine, self._footprint.recurrent)
             state.binding = self._bind(state)
             return state
 
@@ -253,6 +258,8 @@ class OnnxModel(SessionModel[OnnxState]):
         for cache, value in zip(self._footprint.caches, state.cache.values, strict=True):
             binding.bind_ortvalue_input(PAST + cache.name, value)
             binding.bind_ortvalue_output(PRESENT + cache.name, value)
+        if state.recurrence is not None:
+            state.recurrence.bind_memory(binding)
         for name, tiles in self._tiles.items():
             binding.bind_ortvalue_input(name, tiles)
         for name, (sums, _) in self._squares.items():
@@ -278,7 +285,10 @@ class OnnxModel(SessionModel[OnnxState]):
         """
         total = state.length + start
         alone = total == 0 and state.tree is not None and not self._tiled
-        return 1 if alone else self._footprint.rows_after(total)
+        most = 1 if alone else self._footprint.rows_after(total)
+        if state.recurrence is None or state.tree is None:
+            return most
+        return state.recurrence.width(state.tree, start, most=most)
 
     def _pass(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int = 0) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
@@ -297,9 +307,22 @@ class OnnxModel(SessionModel[OnnxState]):
                 self._hidden.append(here)
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)
-        self._session.run_with_iobinding(state.binding)
+        self._run(state, start=start, width=width)
         for sums, total in self._squares.values():
             total += sums
+
+    def _run(self, state: OnnxState, *, start: int, width: int) -> None:
+        memory, binding = state.recurrence, state.binding
+        if memory is None:
+            self._session.run_with_iobinding(binding)
+            return
+        memory.begin(binding, length=state.length, start=start, width=width, tree=state.tree)
+        try:
+            self._session.run_with_iobinding(binding)
+        except BaseException:
+            memory.fail()
+            raise
+        memory.commit(state.length)
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""

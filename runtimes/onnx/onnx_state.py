@@ -14,11 +14,13 @@ from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_r
 from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
 from .providers.kv_cache import CacheShape, KvCache, slot_count
+from .recurrence import recurrent_nbytes
 from .session_model import SessionState
 
 if TYPE_CHECKING:
     from .ancestors import Ancestors
     from .features import FeatureRows
+    from .recurrence import Recurrence
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
@@ -26,7 +28,8 @@ TREE_ROW_NBYTES = 64 + 72
 
 def state_nbytes(footprint: Footprint, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
     """Return the bytes of a state of `capacity` rows; tiled: for our attention."""
-    return slot_count(capacity, tiled=tiled) * (position_nbytes(footprint.caches, kv_type=kv_type) + TREE_ROW_NBYTES)
+    position = position_nbytes(footprint.caches, kv_type=kv_type) + TREE_ROW_NBYTES
+    return slot_count(capacity, tiled=tiled) * position + recurrent_nbytes(footprint.recurrent)
 
 
 def position_nbytes(caches: Sequence[CacheShape], *, kv_type: str) -> int:
@@ -118,6 +121,8 @@ class OnnxState(TreeState):
         self.plans_tree = False
         """Whether the model's buffers must hold a bias for trees because of this state."""
         self.cache = cache
+        self.recurrence: Recurrence | None = None
+        """The memory of recurrent layers."""
         self.features: FeatureRows | None = None
         self.make_features: Callable[[int], FeatureRows] | None = None
         self.bound_width = 0
@@ -127,6 +132,23 @@ class OnnxState(TreeState):
         self.bound_adapter: object = None
         self.bound_chain = False
         self.bound_parents: object = None
+
+    def keep(self, path: Sequence[int]) -> None:
+        if self.recurrence is None:
+            super().keep(path)
+            return
+        self.recurrence.check_kept(len(path))
+        pending = self._pending
+        super().keep(path)
+        if pending:
+            self.recurrence.keep(path)
+
+    def crop(self, length: int) -> None:
+        if self.recurrence is not None:
+            check_crop(length, settled=self._length)
+            with self._busy:
+                length = self.recurrence.crop(length, settled=self._length, pending=self._pending)
+        super().crop(length)
 
     def keep_features(self) -> "FeatureRows":
         with self._busy:
@@ -139,6 +161,8 @@ class OnnxState(TreeState):
         super()._drop()
         self.bound_adapter = None  # the binding, which has its matrices too, is gone
         self.cache.close()
+        if self.recurrence is not None:
+            self.recurrence.close()
         if self.features is not None:
             self.features.close()
 

@@ -8,6 +8,7 @@ from edgedecode.gguf.architectures import (
     AFTER_NORMS,
     ATTENTION,
     BY_NAME,
+    CONVOLUTION,
     HEAD,
     HEAD_IDS,
     HEAD_NORMS,
@@ -20,8 +21,12 @@ from edgedecode.gguf.header import check_assertions, header_of
 _NO_CAP = 1e4
 _NORMS = ("attn_norm", "ffn_norm", *AFTER_NORMS)
 _PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_RECURRENT = {
+    CONVOLUTION: frozenset(("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")),
+}
+"""The tensors of layers with something else than attention."""
 _LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
-_MODEL_PARTS = frozenset(("token_embd", "output", "output_norm"))
+_MODEL_PARTS = frozenset(("token_embd", "output"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,9 @@ class Metadata:
         """Return whether a model of these architectures may have this tensor."""
         part = name.removeprefix("blk.").partition(".")[2] if name.startswith("blk.") else ""
         stem = (part or name).removesuffix(".weight").removesuffix(".bias")
-        return self.is_head or name.startswith("rope_") or stem in (_LAYER_PARTS if part else _MODEL_PARTS)
+        if not part:
+            return self.is_head or stem in (*_MODEL_PARTS, self.architecture.final_norm) or name.startswith("rope_")
+        return self.is_head or stem in _LAYER_PARTS or stem in _RECURRENT.get(self.architecture.recurrent, ())
 
     def shape_fault(self, name: str, shape: tuple[int, ...]) -> str:
         """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor's are not known."""
@@ -160,11 +167,14 @@ class Metadata:
             "ffn_gate": (self.hidden, wide),
             "ffn_up": (self.hidden, 2 * wide if stacked else wide),
             "ffn_down": (wide, self.hidden),
+            "shortconv.conv": (self.integer("shortconv.l_cache"), self.hidden),
+            "shortconv.in_proj": (self.hidden, 3 * self.hidden),
+            "shortconv.out_proj": (self.hidden, self.hidden),
             **dict.fromkeys(HEAD_NORMS, (facts.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
-        expected = (self.hidden,) if name == "output_norm.weight" else expected
+        expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)
             own = {"fc.weight": (HEAD_TAPS * wide, self.hidden), "enc.output_norm.weight": (HEAD_TAPS * wide,)}

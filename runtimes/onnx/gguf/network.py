@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgedecode.adapters.gguf_adapter import joins_attention
 from edgedecode.arrays import FloatArray
-from edgedecode.gguf.architectures import ATTENTION, HEAD_NORMS
+from edgedecode.gguf.architectures import ATTENTION, CONVOLUTION, HEAD_NORMS
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
@@ -23,6 +23,8 @@ from edgedecode.pack.manifest import STACKS
 
 from ..graph_session import ADAPTER_INPUT, FULL_BIAS, HIDDEN, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
 from ..kernels.products import FLOAT, UINT8, serves_head
+from ..kernels.rewriting import PARENTS, RECURRENT
+from ..recurrence import HEADER, KEPT_ROWS, SLOTS
 from .metadata import Layer, Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
@@ -114,7 +116,7 @@ class Network:
             x, y = self._layer(x, y, layer)
         if self.squares:
             x, y = self._picked(x, y)
-        x, _ = self._sum_norm(x, y, "output_norm.weight")
+        x, _ = self._sum_norm(x, y, f"{shape.architecture.final_norm}.weight")
         first = self._constant(np.array([0], np.int64))
         if hidden:
             self._node("Squeeze", [x, first])
@@ -138,6 +140,7 @@ class Network:
         self.file.inputs = [
             *(ValueInfo(name, _SCALAR_TYPES.get(name, _INT64), _scalar_dims(name)) for name in SCALARS),
             *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
+            *([ValueInfo(KEPT_ROWS, _INT32, ("K",))] if len(attention) < len(self.layers) else []),
             *(
                 ValueInfo(f"past_key_values.{name}", kind, (1, layer.kv_heads, "P", layer.head_size))
                 for name, layer in caches
@@ -189,7 +192,55 @@ class Network:
 
     def _mixed(self, x: str, layer: int) -> tuple[str, str]:
         """Return what a layer computes of its own and earlier rows, and the matrix that it is multiplied by."""
+        if self.layers[layer].mixer == CONVOLUTION:
+            return self._convolution(x, layer), "shortconv.out_proj"
         return self._attention(x, layer), "attn_output"
+
+    def _convolution(self, x: str, layer: int) -> str:
+        """Return LFM2's short convolution between two products of rows' values."""
+        part = f"blk.{layer}.shortconv"
+        x = self._product(x, [(f"{part}.in_proj.weight", None)])
+        return self._convolved(x, f"{part}.conv.weight", gated=True, silu=False)
+
+    def _convolved(self, x: str, weight: str, *, gated: bool, silu: bool) -> str:
+        """Convolve each channel's last values by a matrix [width, channels] of the file. See `ShortConvolution`."""
+        taps = np.ascontiguousarray(self.weights.floats(weight).T)
+        bias = weight.removesuffix("weight") + "bias"
+        added = self._initializer(bias, self.weights.vector(bias)) if self.weights.has(bias) else ""
+        inputs = [x, self._initializer(weight, taps), added]
+        attributes = {"gated": int(gated), "silu": int(silu)}
+        count, channels = taps.shape
+        return self._recurrent(
+            "ShortConvolution", weight, inputs, attributes, channels=channels, values=(count - 1) * channels
+        )
+
+    def _recurrent(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, int | float | bytes],
+        *,
+        channels: int,
+        values: int,
+        width: int = 0,
+    ) -> str:
+        """Add one of our recurrent operators, with a memory of this name.
+
+        channels: values of a row of the result. values: of the state. width: values that a slot has; 0: as many.
+        """
+        sizes: list[tuple[str, tuple[int, ...]]] = [("state", (HEADER + values,)), ("rows", (SLOTS, width or channels))]
+        self.file.inputs += [ValueInfo(f"past_{part}.{name}", FLOAT, dims) for part, dims in sizes]
+        self.file.outputs += [ValueInfo(f"present_{part}.{name}", FLOAT, dims) for part, dims in sizes]
+        past, present = ([f"{time}_{part}.{name}" for part, _ in sizes] for time in ("past", "present"))
+        y = self._node(
+            kind,
+            [*inputs, *past, KEPT_ROWS, "total_length", PARENTS],
+            {**attributes, "channels": channels},
+            domain=RECURRENT,
+        )
+        self.file.nodes[-1].outputs += present
+        return y
 
     def _picked(self, *names: str) -> list[str]:
         return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]

@@ -57,6 +57,13 @@ class GgufWeights:
             self.refuse(f"{name} is no vector of 32-bit floats")
         return self._data(tensor).view("<f4").reshape(-1)
 
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a small matrix of 32-bit floats, [columns, inner]."""
+        tensor = self._matrix(name)
+        if tensor.type != _F32:
+            self.refuse(f"{name} is no matrix of 32-bit floats")
+        return self._data(tensor).view("<f4")
+
     def check_served(self, name: str) -> None:
         """Refuse a matrix of a block type without tiles."""
         tensor = self._matrix(name)

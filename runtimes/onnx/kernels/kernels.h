@@ -199,6 +199,16 @@ struct Norm {
   float epsilon;
 };
 
+// y[rows, channels]: each channel's last `count` inputs by its weights, the oldest first, + bias, activated, * gate.
+struct Convolution {
+  const float* const* before;  // [rows, count - 1]: the inputs of the rows before each row, the oldest first
+  const float *x, *gate;       // [rows, channels]; gate: null, or one row every `gate_stride` floats
+  const float *weights, *bias;  // [count, channels]; [channels] or null
+  float* y;
+  size_t channels, count, gate_stride;
+  bool silu;
+};
+
 enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 };
 
 struct Kernels {
@@ -210,6 +220,7 @@ struct Kernels {
   void (*norm_rows)(const Norm& job, size_t first, size_t last);
   void (*pointwise)(Pointwise kind, const float* x, float* y, size_t count);
   void (*float_product)(const FloatProduct& job, size_t first, size_t last);  // columns first to last - 1
+  void (*convolve)(const Convolution& job, size_t first, size_t last);        // rows first to last - 1
 };
 
 // Floats of one query's scores: a whole number of tiles.

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "onnxruntime.h"
+#include "recurrent.h"
 
 const void* const* ort::api = nullptr;
 
@@ -62,6 +63,7 @@ std::atomic<std::vector<T>*> Scratch<T>::shelf_[Scratch<T>::kPlaces];
 struct Score { float value; };  // pieces of their own: they differ in size
 struct Query { float value; };
 struct Narrow { float value; };
+struct Before { const float* row; };
 
 // The operator that this thread runs, where its parts run on the engine's pool: in a graph that keeps operators of the
 // engine's, two pools would wait for each other.
@@ -492,6 +494,92 @@ struct FloatOperator {
   }
 };
 
+// ---- ShortConvolution: x [.., C], weights [count, C], bias [C]?, the inputs of `Recurrent` → y [.., C], state, slots ----
+// Gated: x is three parts of C values, of which the first and last are multiplied before and the second after. The state
+// has the last count - 1 inputs, the oldest first, and a slot one row's.
+
+struct ShortConvolution {
+  int64_t channels;
+  bool gated, silu;
+  int threads;
+
+  explicit ShortConvolution(const ort::KernelInfo* info)
+      : channels(ort::integer(info, "channels", 0)),
+        gated(ort::integer(info, "gated", 0) != 0),
+        silu(ort::integer(info, "silu", 0) != 0),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor x = ort::input(context, 0), weights = ort::input(context, 1), bias = ort::input(context, 2);
+    if (channels < 1 || channels % kTile != 0 || !x.has_rows() || x.last() != (gated ? 3 : 1) * channels ||
+        weights.dimensions != 2 || weights.last() != channels || weights.shape[0] < 1 || weights.shape[0] > 64 ||
+        (bias.data != nullptr && bias.count() != channels))
+      return ort::fail("ShortConvolution: a shape does not fit the node's attributes");
+    const size_t rows = x.rows(), width = channels, count = weights.shape[0], before = count - 1;
+    Recurrent memory(context, 3, rows, before * width, width);
+    if (memory.fault != nullptr) return ort::fail(memory.fault);
+    int64_t shape[ort::kMostDimensions];
+    memcpy(shape, x.shape, sizeof shape);
+    shape[x.dimensions - 1] = channels;
+    float* y = static_cast<float*>(ort::output(context, 0, shape, x.dimensions));
+    if (rows == 0) return nullptr;
+    if (y == nullptr) return ort::fail("ShortConvolution: no memory for the result");
+    Scratch<Query> room(gated ? rows * width : 0);
+    Scratch<Before> places(rows * before);
+
+    Convolution job{};
+    job.x = x.as<const float>();
+    if (gated) {
+      float* inputs = &room.data()->value;
+      for (size_t row = 0; row < rows; row++)
+        for (size_t i = 0; i < width; i++)
+          inputs[row * width + i] = job.x[row * 3 * width + i] * job.x[row * 3 * width + 2 * width + i];
+      job.gate = job.x + width;
+      job.gate_stride = 3 * width;
+      job.x = inputs;
+    }
+    memory.begin_change();
+    for (size_t i = 0; i < memory.applied; i++) shift(memory, before, memory.slots + memory.apply[i] * width);
+    memory.end_applying();
+
+    for (size_t row = 0; row < rows; row++) {
+      int64_t slot = memory.start + row;
+      for (size_t tap = before; tap-- > 0;) {
+        slot = slot < 0 ? slot - 1 : memory.parent(slot);
+        const int64_t own = slot - static_cast<int64_t>(memory.start);
+        const float* from = own >= 0 ? job.x + own * width : slot >= 0 ? memory.slots + slot * width
+                                     : memory.state + (before + slot) * width;
+        places.data()[row * before + tap].row = from;
+      }
+    }
+    job.before = &places.data()->row;
+    job.weights = weights.as<const float>();
+    job.bias = bias.as<const float>();
+    job.y = y;
+    job.channels = width;
+    job.count = count;
+    job.silu = silu;
+    const Kernels* table = kernels();
+    split(rows, rows * count * width < kNormFloats ? 1 : 4 * threads, threads,
+          [&](size_t first, size_t last) { table->convolve(job, first, last); });
+
+    if (memory.through != 0) {
+      memory.begin_change();
+      for (size_t row = 0; row < memory.through; row++) shift(memory, before, job.x + row * width);
+      memory.end_writing();
+    }
+    memcpy(memory.slots + memory.start * width, job.x + memory.through * width, (rows - memory.through) * width * sizeof(float));
+    return nullptr;
+  }
+
+  // Appends a row to the state, whose oldest one it drops.
+  static void shift(Recurrent& memory, size_t before, const float* row) {
+    if (before == 0) return;
+    memmove(memory.state, memory.state + memory.width, (before - 1) * memory.width * sizeof(float));
+    memcpy(memory.state + (before - 1) * memory.width, row, memory.width * sizeof(float));
+  }
+};
+
 // ---- Registration ---------------------------------------------------------------------------------------------------
 
 // What an operator takes and gives, by position: an element type, and whether it may be left out.
@@ -593,6 +681,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
       make<RowsNorm>({"RowsNorm", 3, 2, {F, F, F}, {F, F}, 2, 2, 1, 12}),
       make<RowsPointwise>({"RowsPointwise", 1, 1, {F}, {F}, 12, 12, 1, 12}),
       make<FloatOperator>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),
+      make<ShortConvolution>({"ShortConvolution", 8, 3, {F, F, F, F, F, I, I, I}, {F, F, F}, 2, 2, 3, 12}),
   };
   ort::Domain* domain = nullptr;
   if (ort::Status* status = ort::call(ort::kCreateCustomOpDomain, "edgedecode", &domain)) return status;

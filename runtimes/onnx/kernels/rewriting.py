@@ -35,6 +35,8 @@ TILES, GRAPH_TILES = "tiles", "graph_tiles"
 """uint8 [bytes]: the matrices of the weights file and of the graph file, as tiles."""
 GIVEN_TILES = "given_tiles"
 """uint8 [bytes]: the tiles of another model, for matrices that both read."""
+RECURRENT = "edgedecode.recurrent"
+"""The domain of recurrent operators in graphs made here: they are ours, and no other engine has them."""
 _INT32, _INT64, _INT8 = 6, 7, 3
 _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
@@ -96,6 +98,7 @@ def rewrite(file: GraphFile, library: KernelLibrary, weights: Weights, *, window
     _check_nodes(file)
     work = _Rewriting(file, library, weights, window=window, threads=threads)
     work.attention()
+    work.recurrent()
     work.norms()
     work.products()
     work.embeddings()
@@ -141,6 +144,12 @@ class _Rewriting:
         self._made.biases = tuple(value.name for value in self._file.inputs if value.name in names)
         self._file.inputs[:] = [value for value in self._file.inputs if value.name not in names]
         self._file.inputs.insert(place, ValueInfo(PARENTS, _INT32, ["A"]))
+
+    def recurrent(self) -> None:
+        """Take over recurrent operators, whose inputs and outputs are those of ours."""
+        for index, node in enumerate(self._file.nodes):
+            if node.domain == RECURRENT:
+                self._replace(index, node.op_type, node.inputs, node.outputs, node.attributes)
 
     def norms(self) -> None:
         """Replace RMS norms, including those fused with a preceding addition."""

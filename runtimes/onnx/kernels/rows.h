@@ -885,6 +885,25 @@ static void float_product(const FloatProduct& job, size_t first, size_t last) {
   job.half ? float_columns<uint16_t>(job, first, last) : float_columns<float>(job, first, last);
 }
 
+// Rows first to last - 1. Channels are a multiple of kTile.
+static void convolve(const Convolution& job, size_t first, size_t last) {
+  const size_t before = job.count - 1;
+  for (size_t row = first; row < last; row++) {
+    const float *const* taps = job.before + row * before, *x = job.x + row * job.channels;
+    for (size_t i = 0; i < job.channels; i += kLanes) {
+      const float* weights = job.weights + i;
+      VF sum = before == 0 ? vmul(vload(weights), vload(x + i)) : vmul(vload(weights), vload(taps[0] + i));
+      for (size_t tap = 1; tap < before; tap++)
+        sum = vfma(vload(weights + tap * job.channels), vload(taps[tap] + i), sum);
+      if (before != 0) sum = vfma(vload(weights + before * job.channels), vload(x + i), sum);
+      if (job.bias != nullptr) sum = vadd(sum, vload(job.bias + i));
+      if (job.silu) sum = vmul(sum, vsigmoid(sum));
+      if (job.gate != nullptr) sum = vmul(sum, vload(job.gate + row * job.gate_stride + i));
+      vstore(job.y + row * job.channels + i, sum);
+    }
+  }
+}
+
 static const Kernels kTable = {
-    EDGE_NAME, round_rows, product_tiles, take_in, attend, norm_rows, pointwise, float_product,
+    EDGE_NAME, round_rows, product_tiles, take_in, attend, norm_rows, pointwise, float_product, convolve,
 };
