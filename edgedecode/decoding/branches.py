@@ -63,9 +63,9 @@ def decode_branches(
     while live := [branch for branch in branches if not branch.done]:
         running = [branch for branch in live if branch.rows]
         _settle_common(live, state)
-        room = state.capacity - state.length - state.pending
+        room = min(state.capacity - state.length, target.card.tree_rows or state.capacity) - state.pending
         if not running or sum(len(_unread(branch, state)) for branch in running) > room:
-            running = _restarted(live, state, most=most_rows)
+            running = _restarted(live, state, most=most_rows, rows=target.card.tree_rows or state.capacity)
         output, places = _pass(target, state, running)
         watch.lap("verify")
         found = [
@@ -101,10 +101,13 @@ def _unread(branch: Branch, state: State) -> list[int]:
     return branch.tokens[state.length + len(branch.rows) :]
 
 
-def _restarted(live: Sequence[Branch], state: State, *, most: int) -> list[Branch]:
-    """Drop all pending rows, also those of ended branches; return the branches, at most `most`, with room to go on."""
+def _restarted(live: Sequence[Branch], state: State, *, most: int, rows: int) -> list[Branch]:
+    """Drop all pending rows, also those of ended branches; return the branches, at most `most`, with room to go on.
+
+    rows: that may be pending where they branch.
+    """
     state.crop(state.length)
-    room, running = state.capacity - state.length, list[Branch]()
+    room, running = min(rows, state.capacity - state.length), list[Branch]()
     for branch in live:
         branch.rows.clear()
         room -= min(len(branch.tokens) + HEADROOM, branch.limit) - state.length

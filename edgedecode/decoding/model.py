@@ -115,6 +115,8 @@ class ModelCard:
     context: int
     """Most positions a state may hold."""
     tree: bool = True
+    tree_rows: int = 0
+    """Most pending rows where they branch; 0: as many as a state has."""
     rollback: bool = True
     """Whether a state can drop its last rows, which drafting requires; recurrent layers cannot."""
     hidden: bool = False
@@ -176,7 +178,10 @@ class State(Protocol):
         ...
 
     def crop(self, length: int) -> None:
-        """Drop every pending row, then roll back to `length`. CapabilityError below `oldest_crop` or above length."""
+        """Drop every pending row, then roll back to `length`. CapabilityError below `oldest_crop` or above length.
+
+        A state of recurrent layers may go back further, to one that it has kept: its `length` tells what is left.
+        """
         ...
 
     def close(self) -> None:

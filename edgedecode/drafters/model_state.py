@@ -147,17 +147,22 @@ class ModelState:
             read = self._start + len(self._read)
             plain = self._span.start - read if self._span.use is not None else 0
             if plain <= 0 and len(context) - read <= PREFILL_CHUNK:
-                return self.follow(context[read:])
+                row = self.follow(context[read:])
+                self._state.keep(range(len(context) - read))
+                return row
             count = min(PREFILL_CHUNK, plain) if plain > 0 else PREFILL_CHUNK
             chunk = context[read : read + count]
             self.model.forward(chunk, self._state, rows="none", adapter=self._span.at(read))
             self._settle(chunk)
 
     def follow(self, tokens: Sequence[int]) -> FloatArray:
-        """Read these tokens, all with one adapter; return the logits after the last one, a view."""
+        """Read these tokens, all with one adapter; return the logits after the last one, a view.
+
+        They are pending until the context is known to have them: recurrent layers drop pending rows only at no cost.
+        """
         adapter = self._span.at(self._start + len(self._read))
         row: FloatArray = self.model.forward(tokens, self._state, rows="last", adapter=adapter).logits[0]
-        self._settle(tokens)
+        self._read += tokens
         return row
 
     def grow(self, tokens: Sequence[int], *, parents: Sequence[int]) -> FloatArray:
@@ -185,9 +190,12 @@ class ModelState:
         self._crop(0)
 
     def _crop(self, length: int) -> None:
-        self._agreed = length if length >= self._state.oldest_crop else 0
+        if length >= self._state.length and self._state.pending:
+            self._state.keep(range(length - self._state.length))
+        else:
+            self._state.crop(length if length >= self._state.oldest_crop else 0)
+        self._agreed = self._state.length
         del self._read[self._agreed :]
-        self._state.crop(self._agreed)
 
     def _settle(self, tokens: Sequence[int]) -> None:
         self._state.keep(range(len(tokens)))

@@ -34,6 +34,7 @@ from .onnx_footprint import Footprint, code_holders, planned, rows_per_pass
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider, choose_provider, every_provider, find_provider
+from .recurrence import SLOTS
 
 if TYPE_CHECKING:
     from .static.static_open import StaticGraph
@@ -268,6 +269,7 @@ class OnnxRuntime:
             kernels="" if served is None else served.library.instruction_set,
             weights_nbytes=footprint.weights_nbytes,
             kv_nbytes=position_nbytes(footprint.caches, kv_type=graph.kv_type),
+            tree_rows=SLOTS if footprint.recurrent else 0,
         )
         return _Found(provider, graph, path, threads, served, footprint, card)
 

@@ -4,43 +4,31 @@ Matrices are not part of the graph: a product names the tensors it reads (see `G
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from edgedecode.adapters.gguf_adapter import joins_attention
 from edgedecode.arrays import FloatArray
 from edgedecode.gguf.architectures import ATTENTION, CONVOLUTION, HEAD_NORMS
-from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
-from edgedecode.onnx_format.tensor import Tensor
-from edgedecode.pack.manifest import STACKS
 
-from ..graph_session import ADAPTER_INPUT, FULL_BIAS, HIDDEN, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
-from ..kernels.products import FLOAT, UINT8, serves_head
-from ..kernels.rewriting import PARENTS, RECURRENT
-from ..recurrence import HEADER, KEPT_ROWS, SLOTS
-from .metadata import Layer, Metadata
+from ..graph_session import FULL_BIAS, HIDDEN, SCALARS, WINDOW_BIAS
+from ..kernels.products import FLOAT, serves_head
+from ..recurrence import KEPT_ROWS
+from .graph_writer import INT64, MICROSOFT
+from .metadata import Metadata
+from .recurrent_layers import RecurrentLayers
 from .rotation import FACTORS, factors_name, rotary_tables
-from .weights import GgufWeights, Piece, piece_range
+from .weights import GgufWeights
 
-_INT8, _INT32, _INT64, _FLOAT16 = 3, 6, 7, 10
-_MICROSOFT = "com.microsoft"
-_OPSET = {"": 22, _MICROSOFT: 1}
+_INT8, _INT32 = 3, 6
+_OPSET = {"": 22, MICROSOFT: 1}
 _IR_VERSION = 10
 _SCALAR_TYPES = {"seqlens_k": _INT32, "total_length": _INT32}
-_Array = npt.NDArray[np.generic]
-_TYPES = {
-    np.dtype(np.float32): FLOAT,
-    np.dtype(np.int64): _INT64,
-    np.dtype(np.float16): _FLOAT16,
-    np.dtype(np.uint8): UINT8,
-}
 
 
 def build_graph(
@@ -85,21 +73,8 @@ def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
 
 
 @dataclass(slots=True)
-class Network:
-    """A graph as it grows. Methods append nodes, and return the names of their results."""
-
-    metadata: Metadata
-    weights: GgufWeights
-    context: int
-    adapters: bool
-    squares: bool
-    kv_scales: FloatArray | None
-    file: GraphFile = field(default_factory=GraphFile)
-    count: int = 0
-    layers: list[Layer] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.layers = self.metadata.every_layer
+class Network(RecurrentLayers):
+    """The whole graph. Methods append nodes, and return the names of their results."""
 
     def begin(self) -> None:
         """Write everything before the nodes."""
@@ -138,7 +113,7 @@ class Network:
         biases = [name for name, used in ((FULL_BIAS, False in windows), (WINDOW_BIAS, True in windows)) if used]
         kind = FLOAT if self.kv_scales is None else _INT8
         self.file.inputs = [
-            *(ValueInfo(name, _SCALAR_TYPES.get(name, _INT64), _scalar_dims(name)) for name in SCALARS),
+            *(ValueInfo(name, _SCALAR_TYPES.get(name, INT64), _scalar_dims(name)) for name in SCALARS),
             *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
             *([ValueInfo(KEPT_ROWS, _INT32, ("K",))] if len(attention) < len(self.layers) else []),
             *(
@@ -172,9 +147,7 @@ class Network:
     def _embedding(self) -> str:
         name, shape = EMBEDDING, self.metadata
         self.weights.check_served(name)
-        x = self._node(
-            "GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=_MICROSOFT
-        )
+        x = self._node("GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=MICROSOFT)
         scale = math.sqrt(shape.hidden) if shape.architecture.scaled_embedding else 1.0
         return self._scaled(x, shape.number("embedding_scale", scale))
 
@@ -195,52 +168,6 @@ class Network:
         if self.layers[layer].mixer == CONVOLUTION:
             return self._convolution(x, layer), "shortconv.out_proj"
         return self._attention(x, layer), "attn_output"
-
-    def _convolution(self, x: str, layer: int) -> str:
-        """Return LFM2's short convolution between two products of rows' values."""
-        part = f"blk.{layer}.shortconv"
-        x = self._product(x, [(f"{part}.in_proj.weight", None)])
-        return self._convolved(x, f"{part}.conv.weight", gated=True, silu=False)
-
-    def _convolved(self, x: str, weight: str, *, gated: bool, silu: bool) -> str:
-        """Convolve each channel's last values by a matrix [width, channels] of the file. See `ShortConvolution`."""
-        taps = np.ascontiguousarray(self.weights.floats(weight).T)
-        bias = weight.removesuffix("weight") + "bias"
-        added = self._initializer(bias, self.weights.vector(bias)) if self.weights.has(bias) else ""
-        inputs = [x, self._initializer(weight, taps), added]
-        attributes = {"gated": int(gated), "silu": int(silu)}
-        count, channels = taps.shape
-        return self._recurrent(
-            "ShortConvolution", weight, inputs, attributes, channels=channels, values=(count - 1) * channels
-        )
-
-    def _recurrent(
-        self,
-        kind: str,
-        name: str,
-        inputs: Sequence[str],
-        attributes: Mapping[str, int | float | bytes],
-        *,
-        channels: int,
-        values: int,
-        width: int = 0,
-    ) -> str:
-        """Add one of our recurrent operators, with a memory of this name.
-
-        channels: values of a row of the result. values: of the state. width: values that a slot has; 0: as many.
-        """
-        sizes: list[tuple[str, tuple[int, ...]]] = [("state", (HEADER + values,)), ("rows", (SLOTS, width or channels))]
-        self.file.inputs += [ValueInfo(f"past_{part}.{name}", FLOAT, dims) for part, dims in sizes]
-        self.file.outputs += [ValueInfo(f"present_{part}.{name}", FLOAT, dims) for part, dims in sizes]
-        past, present = ([f"{time}_{part}.{name}" for part, _ in sizes] for time in ("past", "present"))
-        y = self._node(
-            kind,
-            [*inputs, *past, KEPT_ROWS, "total_length", PARENTS],
-            {**attributes, "channels": channels},
-            domain=RECURRENT,
-        )
-        self.file.nodes[-1].outputs += present
-        return y
 
     def _picked(self, *names: str) -> list[str]:
         return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
@@ -270,7 +197,7 @@ class Network:
             inputs += ["", self._initializer(f"{y}.key_scale", key), self._initializer(f"{y}.value_scale", value)]
             attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), b"PER_CHANNEL") | {"kv_cache_bit_width": 8}
         outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value"))]
-        self.file.nodes.append(Node("GroupQueryAttention", _MICROSOFT, y, inputs, outputs, dict(attributes)))
+        self.file.nodes.append(Node("GroupQueryAttention", MICROSOFT, y, inputs, outputs, dict(attributes)))
         return y
 
     def _projections(self, x: str, layer: int) -> list[str]:
@@ -304,106 +231,6 @@ class Network:
         else:
             active = self._node("Mul", [first, self._node("Sigmoid", [first])])
         return self._product(self._node("Mul", [active, second]), [(f"{part}ffn_down.weight", None)])
-
-    def _residual(self, y: str, weight: str) -> str:
-        """Return what a layer adds: y, with a norm of its own if the file has one, scaled."""
-        y = self._norm(y, weight) if self.weights.has(weight) else y
-        return self._scaled(y, self.metadata.number("residual_scale", 1.0))
-
-    def _sum_norm(self, x: str, y: str, weight: str) -> tuple[str, str]:
-        """Return the norm of x + y, and x + y, of one node; an empty y is none."""
-        normed = self._norm(x, weight)
-        if not y:
-            return normed, x
-        node = self.file.nodes[-1]
-        node.op_type, node.domain = "SkipSimplifiedLayerNormalization", _MICROSOFT
-        node.inputs.insert(1, y)
-        node.outputs += ["", "", f"{normed}.sum"]
-        del node.attributes["axis"]
-        return normed, node.outputs[3]
-
-    def _norm(self, x: str, weight: str) -> str:
-        epsilon = self.metadata.number("attention.layer_norm_rms_epsilon", 1e-5)
-        name = self._initializer(weight, self.weights.vector(weight))
-        return self._node("SimplifiedLayerNormalization", [x, name], {"epsilon": epsilon, "axis": -1})
-
-    def _product(self, x: str, pieces: Sequence[Piece]) -> str:
-        """Multiply by one or several tensors, one after the other, and add their biases."""
-        name = self.weights.joined(pieces)
-        if self.squares:
-            self._sum_squares(x, [tensor for tensor, _ in pieces], inner=self.weights.shape(name)[1])
-        y = self._base_product(x, name, pieces)
-        found = module_of(pieces[0][0], self.metadata.name) if self.adapters else None
-        if found is None:
-            return y
-        module, part = "qkv_proj" if len(pieces) > 1 else found.module, pieces[0][1]
-        if part is not None:
-            module = STACKS["gate_up_proj"][part[0] > 0]
-        return self._node(
-            "Add", [y, self._delta(x, f"{ADAPTER_INPUT}{found.layer}.{module}", *self.weights.shape(name))]
-        )
-
-    def _delta(self, x: str, name: str, columns: int, inner: int) -> str:
-        """Return what an adapter adds; the defaults of its matrices have rank 0. Each rank has a name of its own."""
-        y, rank = x, f"{name}.r"
-        for matrix, sizes in ((f"{name}.a", (inner, rank)), (f"{name}.b", (rank, columns))):
-            self.file.inputs.append(ValueInfo(matrix, FLOAT, sizes))
-            empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
-            y = self._node("MatMul", [y, self._initializer(matrix, empty)])
-        return y
-
-    def _base_product(self, x: str, name: str, pieces: Sequence[Piece]) -> str:
-        added = self._biases(pieces)
-        self.weights.check_served(pieces[0][0])
-        columns, inner = self.weights.shape(name)
-        # Activations of 16 bits: KL to the file's float model 1e-7 (SmolLM2-135M, Q4_1), with 8 bits 0.002 to 0.008,
-        # where a pass of one row takes 0.92 to 1.0 of the time.
-        attributes = {"K": inner, "N": columns, "accuracy_level": 0}
-        return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
-
-    def _sum_squares(self, x: str, tensors: Sequence[str], *, inner: int) -> None:
-        """Add the outputs of the matrices that read `x`, of `inner` columns."""
-        for output in [SQUARES_OUTPUT + name for name in tensors if name.startswith("blk.")]:
-            if all(output != value.name for value in self.file.outputs):  # two products read one stacked matrix
-                rows = self._constant(np.array([0, 1], np.int64))
-                self.file.nodes.append(Node("ReduceSumSquare", "", output, [x, rows], [output], {"keepdims": 0}))
-                self.file.outputs.append(ValueInfo(output, FLOAT, (inner,)))
-
-    def _biases(self, pieces: Sequence[Piece]) -> list[str]:
-        """Return the initializer with the biases of a product's tensors, if they have any."""
-        names = [tensor.removesuffix("weight") + "bias" for tensor, _ in pieces]
-        if not all(self.weights.has(name) for name in names):
-            return []
-        values = [self.weights.vector(name)[piece_range(part)] for name, (_, part) in zip(names, pieces, strict=True)]
-        return [self._initializer(f"{self.weights.joined(pieces)}.bias", np.concatenate(values))]
-
-    def _scaled(self, x: str, factor: float) -> str:
-        return x if factor == 1.0 else self._node("Mul", [x, self._constant(np.array(factor, np.float32))])
-
-    def _node(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        attributes: Mapping[str, int | float | bytes] | None = None,
-        *,
-        domain: str = "",
-    ) -> str:
-        self.count += 1
-        output = f"{kind}.{self.count}"
-        self.file.nodes.append(Node(kind, domain, output, list(inputs), [output], dict(attributes or {})))
-        return output
-
-    def _constant(self, values: _Array) -> str:
-        return self._initializer(f"constant.{values.dtype}.{values.tolist()}", values)
-
-    def _initializer(self, name: str, values: _Array) -> str:
-        data = np.ascontiguousarray(values)
-        self.file.initializers[name] = Tensor(name, _TYPES[data.dtype], values.shape, data.tobytes())
-        return name
-
-    def _rename(self, old: str, new: str) -> None:
-        for node in self.file.nodes:
-            node.outputs = [new if name == old else name for name in node.outputs]
 
 
 def _scalar_dims(name: str) -> tuple[int | str, ...]:

@@ -1,0 +1,64 @@
+"""Layers with something else than attention, of our own operators: each has a state, as `recurrence.py` describes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgedecode.onnx_format.graph_file import ValueInfo
+
+from ..kernels.products import FLOAT
+from ..kernels.rewriting import PARENTS, RECURRENT
+from ..recurrence import HEADER, KEPT_ROWS, SLOTS
+from .graph_writer import GraphWriter
+
+
+@dataclass(slots=True)
+class RecurrentLayers(GraphWriter):
+    """Methods append a layer's nodes, and return the name of what its last matrix multiplies."""
+
+    def _convolution(self, x: str, layer: int) -> str:
+        """Return LFM2's short convolution between two products of rows' values."""
+        part = f"blk.{layer}.shortconv"
+        x = self._product(x, [(f"{part}.in_proj.weight", None)])
+        return self._convolved(x, f"{part}.conv.weight", gated=True, silu=False)
+
+    def _convolved(self, x: str, weight: str, *, gated: bool, silu: bool) -> str:
+        """Convolve each channel's last values by a matrix [width, channels] of the file. See `ShortConvolution`."""
+        taps = np.ascontiguousarray(self.weights.floats(weight).T)
+        bias = weight.removesuffix("weight") + "bias"
+        added = self._initializer(bias, self.weights.vector(bias)) if self.weights.has(bias) else ""
+        inputs = [x, self._initializer(weight, taps), added]
+        attributes = {"gated": int(gated), "silu": int(silu)}
+        count, channels = taps.shape
+        return self._recurrent(
+            "ShortConvolution", weight, inputs, attributes, channels=channels, values=(count - 1) * channels
+        )
+
+    def _recurrent(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, int | float | bytes],
+        *,
+        channels: int,
+        values: int,
+        width: int = 0,
+    ) -> str:
+        """Add one of our recurrent operators, with a memory of this name.
+
+        channels: values of a row of the result. values: of the state. width: values that a slot has; 0: as many.
+        """
+        sizes: list[tuple[str, tuple[int, ...]]] = [("state", (HEADER + values,)), ("rows", (SLOTS, width or channels))]
+        self.file.inputs += [ValueInfo(f"past_{part}.{name}", FLOAT, dims) for part, dims in sizes]
+        self.file.outputs += [ValueInfo(f"present_{part}.{name}", FLOAT, dims) for part, dims in sizes]
+        past, present = ([f"{time}_{part}.{name}" for part, _ in sizes] for time in ("past", "present"))
+        y = self._node(
+            kind,
+            [*inputs, *past, KEPT_ROWS, "total_length", PARENTS],
+            {**attributes, "channels": channels},
+            domain=RECURRENT,
+        )
+        self.file.nodes[-1].outputs += present
+        return y

@@ -1,0 +1,211 @@
+"""Recurrent layers on our own kernels: drafts are dropped without a second pass, and every bit is plain decoding's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedecode.arrays import FloatArray
+from edgedecode.errors import RuntimeUnavailable
+from edgedecode.memory.budget import Budget
+from edgedecode.runtimes.onnx.kernels.trial import tried
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
+from edgedecode.runtimes.onnx.onnx_state import OnnxState
+from edgedecode.runtimes.onnx.recurrence import HEADER, SLOTS, Recurrence
+from tests.contract.conftest import GgufOpener, open_entry
+from tests.contract.reference import assert_close
+from tests.contract.toy_graph import ToyShape
+
+pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
+SHAPE = ToyShape(layers=4, context=512)
+TOKENS = np.random.default_rng(3).integers(0, SHAPE.rows, 400).tolist()
+STREAMS, ROUNDS, LENGTH = 10, 1000, 150
+
+
+@pytest.fixture(scope="module")
+def model(gguf_opener: GgufOpener) -> Any:
+    return open_hybrid(gguf_opener)
+
+
+def open_hybrid(gguf_opener: GgufOpener, *, needs: tuple[str, ...] = (), budget: Budget | None = None) -> OnnxModel:
+    """Open the toy with convolutions in even layers and attention in odd ones."""
+    entry, root = gguf_opener.entry(SHAPE, "lfm2"), gguf_opener.root(SHAPE, "lfm2")
+    found = open_entry(replace(entry, graphs={}, weights=entry.gguf), root, budget=budget or Budget(), needs=needs)
+    assert isinstance(found, OnnxModel)
+    return found
+
+
+def read(model: OnnxModel, tokens: list[int], *, width: int = SHAPE.context) -> tuple[OnnxState, FloatArray]:
+    """Return a state that has settled these tokens, in passes of this width, and all their logits."""
+    state, found = model.new_state(SHAPE.context, rows=len(tokens)), []
+    assert isinstance(state, OnnxState)
+    for start in range(0, len(tokens), width):
+        piece = tokens[start : start + width]
+        found.append(model.forward(piece, state, rows="all").logits.copy())
+        state.keep(range(len(piece)))
+    return state, np.concatenate(found)
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 65, 200])
+def test_passes_of_every_width_give_the_same_bits(model: OnnxModel, width: int) -> None:
+    assert model.card.row_invariant
+    whole, pieces = (read(model, TOKENS[:300], width=each)[1] for each in (300, width))
+    assert np.array_equal(whole, pieces)
+
+
+def test_logits_are_those_of_llama_cpp(model: OnnxModel, gguf_opener: GgufOpener) -> None:
+    theirs = gguf_opener(SHAPE, architecture="lfm2")
+    expected = theirs.forward(TOKENS[:300], theirs.new_state(300, rows=300), rows="all").logits
+    assert_close(read(model, TOKENS[:300])[1], expected)
+
+
+def inputs_of(state: OnnxState) -> list[FloatArray]:
+    """Return what each convolution will read next of the settled rows: its state after the accepted ones."""
+    memory = state.recurrence
+    assert memory is not None
+    found = []
+    for (_, values), (_, slots) in zip(memory._memories[0::2], memory._memories[1::2], strict=True):
+        rows = slots.numpy()
+        past = values.numpy()[HEADER:].reshape(-1, rows.shape[1])
+        found.append(np.concatenate([past, rows[memory._accepted]])[-len(past) :])
+    return found
+
+
+class Stream:
+    """A text that one state decodes in random rounds, and another state of the model token by token."""
+
+    def __init__(self, model: OnnxModel, rng: np.random.Generator, counts: dict[str, int]) -> None:
+        self.model, self.rng, self.counts = model, rng, counts
+        self.text = [int(rng.integers(SHAPE.rows))]
+        """One token more than the states have."""
+        self.state, self.plain = (model.new_state(SHAPE.context, rows=40, tree=True) for _ in range(2))
+        assert isinstance(self.state, OnnxState)
+        assert isinstance(self.plain, OnnxState)
+
+    def round(self) -> None:
+        rng = self.rng
+        kind = rng.choice(["chain", "tree", "two passes", "undone", "failing", "cropped", "prompt"], p=SHARES)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if len(self.text) > LENGTH:
+            self.back(int(rng.integers(LENGTH // 2)))
+        elif kind == "cropped":
+            self.back(int(rng.integers(max(0, self.state.length - 12), self.state.length + 1)))
+        elif kind == "prompt":
+            self.grow(int(rng.integers(60, 100)), [])
+        elif kind == "failing":
+            self.fail()
+            self.grow(0, [])
+        else:
+            self.draft(kind)
+
+    def draft(self, kind: str) -> None:
+        """Verify a random chain or tree, of which a random path is accepted; its first tokens are the text's."""
+        count, rng = int(self.rng.integers(0, 9)), self.rng
+        parents = [row if kind == "chain" else int(rng.integers(row + 1)) for row in range(count)]
+        path, node = list[int](), int(rng.integers(-1, count))
+        while node >= 0:
+            path.insert(0, node)
+            node = parents[node] - 1  # row 0 is the text's last token
+        self.grow(count, [] if kind == "undone" else path, parents=parents, kind=kind)
+
+    def grow(self, count: int, path: list[int], *, parents: list[int] | None = None, kind: str = "chain") -> None:
+        """Run a round's passes: the last token, then nodes whose parents count from it."""
+        nodes = self.rng.integers(0, SHAPE.rows, count).tolist()
+        if parents is None:  # a prompt: all of it is kept
+            self.text += nodes
+            rows = self.text[self.state.length :]
+            logits = self.model.forward(rows, self.state, rows="all").logits.copy()
+            self.state.keep(range(len(rows)))
+            self.settle(rows, logits, range(len(rows)))
+            return
+        rows, above = [self.text[-1], *nodes], [-1, *parents]
+        if kind == "two passes" and count > 1:
+            first = self.model.forward(rows[:2], self.state, parents=above[:2], rows="all").logits.copy()
+            rest = self.model.forward(rows[2:], self.state, parents=above[2:], rows="all").logits.copy()
+            logits = np.concatenate([first, rest])
+        else:
+            logits = self.model.forward(rows, self.state, parents=above, rows="all").logits.copy()
+        if kind == "undone":
+            self.state.crop(self.state.length) if count % 2 else self.state.keep([])
+            return
+        kept = [0, *(node + 1 for node in path)]
+        self.state.keep(kept)
+        self.text += [nodes[node] for node in path]
+        self.settle([rows[row] for row in kept], logits, kept)
+
+    def settle(self, tokens: list[int], logits: FloatArray, kept: Any) -> None:
+        """Compare with plain decoding, and choose the next token."""
+        for token, row in zip(tokens, kept, strict=True):
+            expected = self.model.forward([token], self.plain).logits[0]
+            self.plain.keep([0])
+            assert np.array_equal(logits[row], expected)
+        assert self.state.length == self.plain.length == len(self.text)
+        for found, wanted in zip(inputs_of(self.state), inputs_of(self.plain), strict=True):
+            assert np.array_equal(found, wanted)
+        self.text.append(int(self.rng.integers(SHAPE.rows)))
+
+    def back(self, length: int) -> None:
+        """Go back to a length, or where the state can: what it lacks is read again in the next round."""
+        self.state.crop(length)
+        assert self.state.length <= length
+        self.counts["landed below"] = self.counts.get("landed below", 0) + (self.state.length < length)
+        self.plain.crop(0)
+        if self.state.length:
+            self.model.forward(self.text[: self.state.length], self.plain, rows="none")
+            self.plain.keep(range(self.state.length))
+        del self.text[self.state.length + 1 :]
+
+    def fail(self) -> None:
+        """Let a pass fail behind the first convolution, which has taken the accepted rows by then."""
+        with failing(self.state), pytest.raises(RuntimeUnavailable, match="where its rows begin"):
+            self.model.forward(self.text[-1:], self.state)
+
+
+@contextmanager
+def failing(state: OnnxState) -> Iterator[None]:
+    """Let passes fail in the second convolution, whose position is wrong meanwhile."""
+    memory = state.recurrence
+    assert memory is not None
+    header = memory._memories[2][1].numpy()[:2].view(np.int64)
+    right = header.copy()
+
+    def begin(*rows: Any, **more: Any) -> None:
+        Recurrence.begin(memory, *rows, **more)
+        header[:] = -1
+
+    memory.begin = begin  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        header[:] = right
+        del memory.begin
+
+
+SHARES = [0.3, 0.3, 0.15, 0.1, 0.05, 0.08, 0.02]
+
+
+def test_random_rounds_are_plain_decoding(model: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains, trees in one pass and two, undone and failing passes, rollbacks and prompts, over interleaved states."""
+    computed, asked = counting(monkeypatch, "_run"), counting(monkeypatch, "forward")
+    rng, counts = np.random.default_rng(5), dict[str, int]()
+    streams = [Stream(model, rng, counts) for _ in range(STREAMS)]
+    for _ in range(STREAMS * ROUNDS):
+        streams[rng.integers(STREAMS)].round()
+    print(counts)
+    assert min(counts.values()) > 100
+    assert sum(computed) == sum(asked)  # no row is computed twice
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Return the rows of every call of this method of the models from now on."""
+    found, method = list[int](), getattr(OnnxModel, name)
+
+    def counted(self: OnnxModel, first: Any, *more: Any, **named: Any) -> object:
+        found.append(named["width"] if name == "_run" else len(first))
+        return method(self, first, *more, **named)
+
+    monkeypatch.setattr(OnnxModel, name, counted)
+    return found
