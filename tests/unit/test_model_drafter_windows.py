@@ -97,7 +97,7 @@ class AdaptedModel(TableModel):
     def forward(self, tokens, state: State, *, adapter: AdapterUse | None = None, **asked) -> Output:  # type: ignore[no-untyped-def, override]
         if adapter is not None and self.refuses:
             raise BudgetExceeded("too little", table="")
-        del self.read_with[state.length :]
+        del self.read_with[state.length + state.pending :]
         self.read_with += [adapter] * len(tokens)
         self.reads.append((len(tokens), adapter))
         return super().forward(tokens, state, **asked)
