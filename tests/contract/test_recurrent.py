@@ -14,7 +14,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from edgedecode.runtimes.onnx.onnx_state import OnnxState
-from edgedecode.runtimes.onnx.recurrence import HEADER, SLOTS, Recurrence
+from edgedecode.runtimes.onnx.recurrence import HEADER, Recurrence
 from tests.contract.conftest import GgufOpener, open_entry
 from tests.contract.reference import assert_close
 from tests.contract.toy_graph import ToyShape
