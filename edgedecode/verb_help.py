@@ -19,7 +19,7 @@ _OTHERS = "added by other packages"
 RARE = frozenset(
     (
         *("--prompt", "--model", "--raw", "--ignore-eos", "--color", "--debug", "--no-history"),
-        *("--samples", "--choose", "--answer-pattern"),
+        *("--samples", "--choose", "--answer-pattern", "--expect"),
         *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
         *("--verify", "--draft-max", "--rule", "--reproducible", "--adapter", "--template-arg"),
         *("--think-tokens", "--think-message"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import Chunk, FinishReason, InputError, Session
 from edgedecode.commands import Command, add_color, add_json, add_prompt, add_stats, positive_count, print_json
-from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
+from edgedecode.text.printable import checked_text, decoded_text, file_bytes, file_text, is_standard_input
 
 from ..interrupts import until_interrupted
 from ..verb_options import (
@@ -98,6 +98,9 @@ class GenerateCommand:
         framing.add_argument("--raw", action="store_true", help="complete the text without the chat template")
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
+        parser.add_argument(
+            "--expect", type=Path, metavar="FILE", help="draft from this text too, which the answer may be or repeat"
+        )
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         add_samples(parser)
         add_choice(parser)
@@ -115,23 +118,36 @@ class GenerateCommand:
             from .several import check_choice
 
             check_choice(arguments)
-        messages = system_messages(arguments.system)
+        messages, expected = system_messages(arguments.system), _expected(arguments)
         with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
             if arguments.samples > 1:
                 from .several import answer_often
 
                 answer_often(arguments, session, prompt)
             else:
-                _answer(arguments, session, prompt)
+                _answer(arguments, session, prompt, expected)
         return 0
 
 
-def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
+def _expected(arguments: Namespace) -> str | None:
+    """Return the text to draft from too. Raises InputError where none would be, or for a file that is no text."""
+    if arguments.expect is None:
+        return None
+    fixed = arguments.drafter is not None or arguments.draft_max is not None or arguments.mode == "switch"
+    if fixed or arguments.samples > 1:
+        raise InputError(
+            "--expect drafts one answer, where the scheduler chooses: leave out --drafter, --draft-max, --mode switch "
+            "and --samples, or --expect"
+        )
+    return file_text(arguments.expect)
+
+
+def _answer(arguments: Namespace, session: Session, prompt: str, expected: str | None) -> None:
     reply = Reply(_paint(arguments.color), stream=not arguments.json)
     stop = [checked_text(text, "--stop") for text in arguments.stop]
     start = session.complete if arguments.raw else session.stream
     try:
-        for chunk in until_interrupted(start(prompt, max_tokens=arguments.max_tokens, stop=stop)):
+        for chunk in until_interrupted(start(prompt, max_tokens=arguments.max_tokens, stop=stop, expected=expected)):
             reply.add(chunk)
     except KeyboardInterrupt:  # the partial answer still gets its statistics
         _finish(arguments, session, reply)

@@ -61,4 +61,5 @@ class Echo:
 
 def completed(session: Session, asked: Asked, prompt: Prompt) -> Answer:
     """Return the answer that continues a prompt."""
-    return session.complete(prompt, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=asked.top_logprobs)
+    top, expected = asked.top_logprobs, asked.expected
+    return session.complete(prompt, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=top, expected=expected)

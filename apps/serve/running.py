@@ -233,7 +233,9 @@ class Service:
             if not asked.chat and (asked.echo or asked.max_tokens == 0):
                 return Echo(session, self.pair.tokenizer, asked, number=number)
             return completed(session, asked, asked.prompt(number))
-        return session.stream(asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top)
+        return session.stream(
+            asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top, expected=asked.expected
+        )
 
     async def _session(self, options: SessionOptions, asked: Asked, number: int) -> Session:
         """Return a session that continues the request: an idle one with the longest prefix, or a new one.

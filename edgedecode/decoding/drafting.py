@@ -5,8 +5,8 @@ The loop has one `Drafting`. The policy sees only counts and measured times (`Si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -48,7 +48,7 @@ class _Round:
 class _Rest:
     """Rounds that are plain and ask no drafter; now and then, `watching` looks whether the text copies itself."""
 
-    watching: Watching | None
+    watching: Sequence[Watching]
     left: float = 0
     copied: int = COPIED
     """Tokens that the text must repeat to end it."""
@@ -68,7 +68,7 @@ class _Rest:
     def goes_on(self, tokens: Sequence[int]) -> bool:
         """Return whether the next round rests too. Looks that find nothing become rare."""
         if self.left and self.left == self.next_look:
-            if self.watching is not None and self.watching.repeats(tokens, self.copied):
+            if any(each.repeats(tokens, self.copied) for each in self.watching):
                 self.left = 0
             else:
                 self.between = min(MOST_BETWEEN, 2 * self.between)
@@ -107,9 +107,10 @@ class Drafting:
         self.policy, self.clock, self._noise = policy, clock, noise
         self.plan = Plan(0)
         """The plan of the last round."""
+        self._offering = offers
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._offers = OpenOffers()
-        self._rest = _Rest(next((drafter for drafter in self._free if isinstance(drafter, Watching)), None))
+        self._rest = _Rest([drafter for drafter in self._free if isinstance(drafter, Watching)][:1])
         self._round: _Round | None = None
         """The running round; None: no drafter was asked."""
         self._tokens: Sequence[int] = ()
@@ -121,6 +122,24 @@ class Drafting:
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise) -> Drafting:
         """Return drafting by one drafter at one length. Raises InputError for a length out of range."""
         return cls([drafter], FixedLength(length), noise=noise)
+
+    @contextmanager
+    def joined(self, drafter: Drafter) -> Iterator[None]:
+        """Ask a free drafter too while the block runs, of which the policy knows the name, if it chooses among them."""
+        if not self._offering:
+            yield
+            return
+        self.drafters[drafter.name] = drafter
+        self._free.append(drafter)
+        watching = self._rest.watching
+        if isinstance(drafter, Watching):
+            self._rest.watching = [*watching, drafter]
+        try:
+            yield
+        finally:
+            self._rest.watching = watching
+            self._free.remove(drafter)
+            del self.drafters[drafter.name]
 
     def begin(self, tokens: Sequence[int], kind: str = "") -> None:
         """Start a generation of a kind (see `Policy.begin`) after `tokens`."""

@@ -14,10 +14,12 @@ from edgedecode.sampling.weights import SamplingOptions
 
 from .model_state import ModelStates
 
-__all__ = ["ADD_DRAFT", "DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
+__all__ = ["ADD_DRAFT", "EXPECTED", "DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
 
 ADD_DRAFT = "for a GGUF file name one with --draft, or export the pack with --draft"
 """What to do where a draft model is needed and there is none."""
+EXPECTED = "expected"
+"""The name of the drafter that takes part in answers for which a text is given; no entry point has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class SuffixDrafter(Drafter):
         self._lease.release()
 
     def _read(self, context: Sequence[int]) -> None:
-        self._text += _characters(context[len(self._text) :])
+        self._text += characters(context[len(self._text) :])
 
     def _ended(self, tokens: list[int]) -> tuple[int, ...]:
         """Cut after the first end token."""
@@ -122,7 +122,7 @@ def longest_earlier(text: str, end: int) -> Match:
     return Match(place, matched) if matched else NO_MATCH
 
 
-def _characters(tokens: Sequence[int]) -> str:
+def characters(tokens: Sequence[int]) -> str:
     """Return one character per id; ids must be below 1,114,112."""
     return array("I", tokens).tobytes().decode(_CODEC, "surrogatepass")
 

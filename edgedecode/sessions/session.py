@@ -79,6 +79,7 @@ class Session:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         constraint: Given | None = None,
+        expected: str | None = None,
     ) -> Answer:
         """Answer a message, yielding text as it is decoded. prompt: a user's text, or a message of any role.
 
@@ -89,10 +90,12 @@ class Session:
         be dropped.
         top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
         constraint: what the answer's tokens are restricted to, by a set or a function; not with a grammar.
+        expected: a text that the answer may be or repeat, as a file that it edits: drafts are taken from it too.
         Raises CapabilityError with entropy switching, whose tokens the target does not process, for either.
         """
         message = Message("user", prompt) if isinstance(prompt, str) else prompt
-        return self._running.own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs, constraint))
+        top, given = top_logprobs, constraint
+        return self._running.own.run(lambda: self._prepare(message, max_tokens, stop, top, given, expected))
 
     def generate(
         self,
@@ -102,10 +105,12 @@ class Session:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         constraint: Given | None = None,
+        expected: str | None = None,
     ) -> Completion:
         """Answer a message, as `stream`, and return the complete reply."""
+        top, given = top_logprobs, constraint
         return self.collect(
-            self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top_logprobs, constraint=constraint)
+            self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top, constraint=given, expected=expected)
         )
 
     def complete(
@@ -116,12 +121,14 @@ class Session:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         constraint: Given | None = None,
+        expected: str | None = None,
     ) -> Answer:
         """Continue a text, or token ids, without chat template and transcript. Options as `stream`.
 
         Raises InputError for ids outside the vocabulary.
         """
-        return self._running.own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs, constraint))
+        top, given = top_logprobs, constraint
+        return self._running.own.run(lambda: self._prepare(prompt, max_tokens, stop, top, given, expected))
 
     def samples(
         self,
@@ -298,6 +305,7 @@ class Session:
         stop: Sequence[str],
         top: int | None,
         given: Given | None,
+        expected: str | None,
     ) -> Answer:
         """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
         limit = answer_limit(max_tokens, self._shared.manifest.generation)
@@ -306,7 +314,9 @@ class Session:
         self._running.end()
         turn = self._turns.open(prompt, limit=limit)
         self.stats = Stats(seed=self._next_seed())
-        chunks = self._decoding.begin(turn, reply, self.stats, seed=self.seed, limit=limit, constraint=constraint)
+        chunks = self._decoding.begin(
+            turn, reply, self.stats, seed=self.seed, limit=limit, constraint=constraint, expected=expected
+        )
         return self._running.run(chunks, self.stats)
 
     def _reply(self, stop: Sequence[str], top: int | None) -> Reply:

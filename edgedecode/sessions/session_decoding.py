@@ -28,6 +28,7 @@ from edgedecode.text.transcript import Turn
 
 if TYPE_CHECKING:
     from edgedecode.decoding.constraint import Constraint
+    from edgedecode.decoding.drafter import Drafter
     from edgedecode.structured.given import Given
 
 
@@ -46,7 +47,8 @@ class SessionDecoding:
             shared.drafter_source(options.drafter)
         self._noise, self._draft_noise = Noise(seed), Noise(seed, stream=1)
         self.ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
-        self._constraint: Constraint | None = None  # of the running answer
+        self._constraint: Constraint | None = None  # of the running answer, as the next
+        self._expected: Drafter | None = None
         self.row_draw, self.rows = shared.row_draw(), most_rows(options, choice)
         self._own = shared.constraint(options, rows=self.rows)
         with ExitStack() as undo:
@@ -71,13 +73,22 @@ class SessionDecoding:
         finalize(self, self._scratch.release)  # for a session that is garbage-collected without being closed
 
     def begin(
-        self, turn: Turn, reply: Reply, stats: Stats, *, seed: int, limit: int, constraint: Constraint | None
+        self,
+        turn: Turn,
+        reply: Reply,
+        stats: Stats,
+        *,
+        seed: int,
+        limit: int,
+        constraint: Constraint | None,
+        expected: str | None = None,
     ) -> Generator[Chunk | None]:
         """Begin an answer with this seed, and return its chunks, as `_chunks` does. No pass runs yet.
 
-        constraint: of this answer alone; None: the session's own, if any.
+        constraint: of this answer alone; None: the session's own, if any. expected: a text to draft from.
         """
         self._begin_noise(seed)
+        self._expected = self._expecting(expected) if expected else None
         self._constraint = constraint or self._own
         if self._constraint is not None:
             self._constraint.begin(turn.tokens)
@@ -155,7 +166,8 @@ class SessionDecoding:
         """Decode after the conversation's tokens; return whether the reply ended by itself, not at a limit."""
         shared, turns, tokens = self._shared, self.turns, self.turns.transcript.tokens
         shared.mind_memory()
-        with self.drafts.answering(stats, turns.reading.span.use, turns.reading.prompt) as drafting:
+        span, expected = turns.reading.span, self._expected
+        with self.drafts.answering(stats, span.use, turns.reading.prompt, expected) as drafting:
             self._note_memory(stats)
             setting = replace(
                 self.setting(self._noise, self._constraint), drafting=drafting, switching=self.drafts.switching
@@ -170,6 +182,11 @@ class SessionDecoding:
                 if reply.matched or verdict.outcome is Outcome.ENDED:
                     return True
         return False
+
+    def _expecting(self, text: str) -> Drafter:
+        from edgedecode.drafters.expected import ExpectedDrafter  # late: few answers are expected
+
+        return ExpectedDrafter(self.turns.expected(text), ends=self.ends)
 
     def _begin_noise(self, seed: int) -> None:
         for noise in (self._noise, self._draft_noise):

@@ -15,7 +15,7 @@ from edgedecode.decoding.model import AdapterSpan, AdapterUse, DraftHead, Langua
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
-from edgedecode.drafters.source import DrafterSource, DraftSetting
+from edgedecode.drafters.source import EXPECTED, DrafterSource, DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, cause
 from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import DRAFT_ADAPTER
@@ -87,16 +87,21 @@ class SessionDrafting:
         return True
 
     @contextmanager
-    def answering(self, stats: Stats, adapter: AdapterUse | None, prompt: Sequence[int]) -> Iterator[Drafting | None]:
+    def answering(
+        self, stats: Stats, adapter: AdapterUse | None, prompt: Sequence[int], expected: Drafter | None = None
+    ) -> Iterator[Drafting | None]:
         """Yield the drafters of the next answer, whose adapter the draft model keeps until the answer ends.
 
         stats: of the answer; receives the mode and the loads of models. adapter: what the target reads the prompt with.
+        expected: a drafter for this answer, where the policy chooses among drafters.
         Raises ManifestError if the draft's adapter is damaged.
         """
         drafting = self.begin()
         stats.mode = self.mode
         name = self._draft_adapter(None if adapter is None else adapter.name)
         with ExitStack() as held:
+            if drafting is not None and expected is not None:
+                held.enter_context(drafting.joined(expected))
             for state in self._setting.states.used:
                 if adapter is None or name is None or isinstance(state.model, DraftHead):
                     state.read_with(AdapterSpan())
@@ -277,7 +282,7 @@ def _opened(source: DrafterSource, name: str, setting: DraftSetting) -> Drafter:
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
     ratio = options.details.rule is Rule.RATIO
     return Scheduler(
-        free=[drafter.name for drafter in drafters if drafter.free],
+        free=[*(drafter.name for drafter in drafters if drafter.free), EXPECTED],
         models=[drafter.name for drafter in drafters if not drafter.free],
         experience=shared.experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=not ratio),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import ContextExceeded, room_for
+from edgedecode.errors import BudgetExceeded, ContextExceeded, room_for
 from edgedecode.options import SessionDetails, SessionOptions, WhenFull, planned_context
 from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Sampler
@@ -16,7 +16,7 @@ from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply, TurnsDropped
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import TargetReading
-from edgedecode.text.encoder import Encoder
+from edgedecode.text.encoder import PLANNED_BYTES_PER_TOKEN, Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Transcript, Turn
 from edgedecode.user_notices import notice
@@ -101,6 +101,13 @@ class Turns:
             remedy = room_for(tokens, context=self.context, longest=self._most)
             raise ContextExceeded.of(f"{tokens} tokens", self.context, remedy=remedy, room=room)
         return turn
+
+    def expected(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text that the answer may be, as far as the context goes; none if memory is short."""
+        try:
+            return self._encoder.encode(text[: PLANNED_BYTES_PER_TOKEN * self.context])
+        except (BudgetExceeded, ContextExceeded):
+            return ()
 
     @contextmanager
     def answering(self, turn: Turn, reply: Reply, *, ends: frozenset[int]) -> Iterator[None]:

@@ -10,6 +10,7 @@ import pytest
 from edgedecode import Pair
 from edgedecode.apps.terminal import show_notices
 from edgedecode.cli import main
+from edgedecode.drafters.expected import ExpectedDrafter
 from edgedecode.memory.process_memory import memory_now
 from tests.conftest import Told
 
@@ -170,6 +171,23 @@ def test_session_options_take_missing_sampling_from_the_pack(
     add_session_options(parser)
     sampling = session_options(parser.parse_args(["--temp", "0", "--min-p", "0.1"]), toy).sampling
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 40, 0.1)
+
+
+def test_an_expected_text_is_drafted_from(
+    told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[ExpectedDrafter] = []
+    monkeypatch.setattr(ExpectedDrafter, "begin", lambda drafter, context: begun.append(drafter))
+    file = tmp_path / "expected.txt"
+    file.write_text("what the answer may be")
+    words = [*PLAIN[:5], "--temp", "0"]
+    assert told(*words, "--expect", str(file))["text"] == told(*words)["text"]
+    assert [each.nbytes for each in begun] == [4 * len("what the answer may be")]  # a token of the toy's is a byte
+    for more in (["--draft-max", "2"], ["--drafter", "suffix"], ["--samples", "2"], ["--mode", "switch"]):
+        assert main([*words, "--expect", str(file), *more]) == 1
+        assert "edgedecode: --expect drafts one answer" in capsys.readouterr().err
+    assert main([*words, "--expect", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
 
 
 def test_several_answers_are_those_of_their_seeds(told: Told, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from edgedecode import Pair, Rule, SamplingOptions, SessionDetails, SessionOptio
 from edgedecode.apps.serve.command import command
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.cli import main
+from edgedecode.drafters.expected import ExpectedDrafter
 from edgedecode.memory.limit import Limit
 from tests.apps.serving import streamed, text_of, wait_for
 
@@ -48,6 +49,20 @@ def check_counts(reply: Any) -> int:
 def test_drafted_tokens_are_counted(pair: Pair) -> None:
     with Running(pair, options=SessionOptions(draft_max=3)) as running:  # the scheduler may draft nothing
         assert check_counts(running.client.chat.completions.create(**asked(max_tokens=40))) > 0
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_prediction_is_drafted_from(path: str, server: Running, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[ExpectedDrafter] = []
+    monkeypatch.setattr(ExpectedDrafter, "begin", lambda drafter, context: begun.append(drafter))
+    given = body(path, most=24)
+    wanted = text_of(server.answer(given, path))
+    for content in ("It may be this.", [{"type": "text", "text": "It may "}, {"type": "text", "text": "be this."}]):
+        found = server.answer(given | {"prediction": {"type": "content", "content": content}}, path)
+        assert text_of(found) == wanted
+    assert [each.nbytes for each in begun] == [4 * len(pair.tokenizer.encode("It may be this."))] * 2
+    for wrong in ("It may be this.", {"type": "text", "content": "a"}, {"type": "content"}):
+        server.refuses(given | {"prediction": wrong}, "prediction", path)
 
 
 def test_a_streams_usage_is_its_last_part(server: Running) -> None:

@@ -93,6 +93,8 @@ class Asked:
     """Whether replies have the ids of an answer's tokens, where their form has a place for them."""
     rounds: bool = False
     """Whether streamed events report how they were made."""
+    expected: str | None = None
+    """A text that the answer may be or repeat: drafts come from it too."""
     top_logprobs: int | None = None
     """How many of the likeliest tokens to give with each token's log probability; None: neither."""
     grammar: Grammar | None = None

@@ -23,7 +23,7 @@ NO_EFFECT = (
     *("user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "guided_decoding_backend"),  # there is one of each
     *("cache_prompt", "id_slot", "priority", "request_id"),  # llama.cpp's and vLLM's: every prompt is cached
-    "prediction",  # drafts come from the prompt too
+    "prediction",  # of other APIs than those of completions, which draft from it
     "max_tool_calls",  # of tools that a server runs itself
     *("timings_per_token", "return_progress", "backend_sampling"),
     "dynatemp_exponent",  # of a sampler that has to be off

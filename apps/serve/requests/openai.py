@@ -42,6 +42,18 @@ class _StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
+class _PredictedPart(Struct, frozen=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Prediction(Struct, frozen=True):
+    """A text that the answer may be or repeat; the answer is the same with it, and comes sooner if it does."""
+
+    type: Literal["content"]
+    content: str | list[_PredictedPart]
+
+
 class _Body(FormBody, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="Without it: this server's.")] | None = None
     max_tokens: Most | None = None
@@ -55,6 +67,7 @@ class _Body(FormBody, frozen=True, kw_only=True):
     return_rounds: bool | None = None
     ignore_eos: bool | None = None
     store: bool | None = None
+    prediction: _Prediction | None = None
 
 
 class ChatBody(_Body, frozen=True, kw_only=True):
@@ -205,8 +218,16 @@ def _asked(body: _Body, defaults: SamplingOptions, *, form: Form | None) -> Aske
         grammar=None if form is None else form.grammar,
         notes=(*([_UNSTORED] if body.store else []), *(form.notes if form else ())),
         ignore_eos=bool(body.ignore_eos),
+        expected=_expected(body.prediction),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
+
+
+def _expected(prediction: _Prediction | None) -> str | None:
+    if prediction is None:
+        return None
+    content = prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _most(body: _Body, *, least: int) -> int | None:
