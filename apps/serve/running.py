@@ -20,7 +20,7 @@ from .echo import Echo, completed
 from .models.idle_sessions import IdleSession, IdleSessions
 from .models.places import CLOSING, Busy, Places
 from .reasoning import thoughts_of
-from .requests.asked import NO_LIMIT, PLAIN, SWITCH, Asked
+from .requests.asked import MOST_TOKENS, PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
 
 _ROWS = 16
@@ -169,7 +169,7 @@ class Service:
         Raises Busy, and the errors of a session.
         """
         if asked.max_tokens is None:  # clients that give no limit expect the whole answer, however long it is
-            asked = replace(asked, max_tokens=self.pair.manifest.generation.max_tokens or NO_LIMIT)
+            asked = replace(asked, max_tokens=self.pair.manifest.generation.max_tokens or MOST_TOKENS)
         await self.places.take()
         count = self.together(asked)
         try:

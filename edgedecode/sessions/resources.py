@@ -92,8 +92,12 @@ class Resources:
     """The target's adapters; made when one is used."""
     clock: Callable[[], float] = perf_counter
     """Seconds, by which rounds are timed."""
+    thinking: Thinking | None = field(init=False)
+    """How the target thinks; None: it does not, or nothing is known to end its thoughts."""
 
     def __post_init__(self) -> None:
+        template, token_id = self.tokenizer.chat_template.source, self.tokenizer.token_to_id
+        self.thinking = self.manifest.thinking or thinking_in(template, token_id)
         self.experience.costs.pad_to(self.target.card.widths)
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
@@ -112,11 +116,6 @@ class Resources:
                 self.manifest, self.root, model=self.target, budget=self.budget, turn=self.turn
             )
         return self.target_adapters
-
-    @property
-    def thinking(self) -> Thinking | None:
-        """How the target thinks; None: it does not, or nothing is known to end its thoughts."""
-        return self.manifest.thinking or thinking_in(self.tokenizer.chat_template.source, self.tokenizer.token_to_id)
 
     def constraint(self, options: SessionOptions, *, rows: int) -> Constraint | None:
         """Return what restricts answers: a grammar, a limit of thoughts, or nothing. rows: of logits in a pass.

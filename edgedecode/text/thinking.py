@@ -7,14 +7,16 @@ tokens, given as a number or as an effort.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from edgedecode.errors import ManifestError
 
 OFF = ("off", "none", "minimal")
 AUTO = "auto"
 """As the chat template has it, like no word at all: nothing here decides by the question."""
-EFFORTS = ("off", "on", AUTO, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort: TypeAlias = Literal["off", "on", "auto", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model thinks first: `on`, `off` and `auto`, and OpenAI's names, of which `none` and `minimal` mean off."""
+EFFORTS: tuple[str, ...] = get_args(Effort)
 THINKING = tuple(each for each in EFFORTS if each not in (*OFF, AUTO))
 BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
 """Most tokens of a thought by effort; of those above there is no limit. A small model's thought has some hundred."""

@@ -1,8 +1,10 @@
 """The tree of pending rows: each row's ancestors, as the attention bias needs them."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError
@@ -17,15 +19,15 @@ _CACHED_MASKS = 512
 class Ancestors:
     """The tree of one state's pending rows; initially a chain.
 
-    A row's ancestors, including itself, are the bits of one integer. The integers of recent rows are cached; others are
-    rebuilt from the parents, so that hundreds of branches of hundreds of rows need little memory.
+    For a bias, a row's ancestors, with itself, are the bits of one integer. The integers of recent rows are cached;
+    others are rebuilt from the parents, so that hundreds of branches of hundreds of rows need little memory.
     """
 
     __slots__ = ("_depths", "_masks", "_parents")
 
     def __init__(self, chain: int) -> None:
-        self._parents = list(range(-1, chain - 1))
-        self._depths = list(range(chain))
+        self._parents = array("i", range(-1, chain - 1))
+        self._depths = array("i", range(chain))
         self._masks: dict[int, int] = {}
 
     def grow(self, parents: Iterable[int], *, after: int) -> None:
@@ -34,11 +36,6 @@ class Ancestors:
             del self._parents[after:], self._depths[after:]
             self._masks.clear()
         for parent in parents:
-            if len(self._masks) >= _CACHED_MASKS:
-                self._masks.clear()
-            index = len(self._parents)
-            mask = self._mask(parent)
-            self._masks[index] = mask | (1 << index)
             self._parents.append(parent)
             self._depths.append(0 if parent < 0 else self._depths[parent] + 1)
 
@@ -51,13 +48,13 @@ class Ancestors:
         chain = next((row for row, parent in enumerate(self._parents) if parent != row - 1), self.count)
         return min(chain, 1 + min(self._parents[chain:], default=chain))
 
-    def depths(self, start: int, stop: int) -> list[int]:
+    def depths(self, start: int, stop: int) -> Sequence[int]:
         """Return the depths of rows start to stop; children of the last settled position have depth 0."""
         return self._depths[start:stop]
 
-    def parents(self, stop: int) -> list[int]:
-        """Return the parents of rows 0 to stop; -1: the last settled position."""
-        return self._parents[:stop]
+    def parents(self, stop: int) -> npt.NDArray[np.int32]:
+        """Return the parents of rows 0 to stop, int32; -1: the last settled position."""
+        return np.array(self._parents[:stop], np.int32)
 
     def fill_bias(self, bias: FloatArray, *, settled: int, start: int) -> None:
         """Write the bias of the rows from `start`, [rows, settled + start + rows]; settled positions are visible."""
@@ -77,12 +74,16 @@ class Ancestors:
                 raise InputError(f"pending row {node} does not continue row {above}: keep one path, root first")
             above = node
 
-    def _mask(self, node: int) -> int:
-        mask = 0
+    def _mask(self, row: int) -> int:
+        mask, node = 0, row
         while node >= 0:
             known = self._masks.get(node)
             if known is not None:
-                return mask | known
+                mask |= known
+                break
             mask |= 1 << node
             node = self._parents[node]
+        if len(self._masks) >= _CACHED_MASKS:
+            self._masks.clear()
+        self._masks[row] = mask
         return mask

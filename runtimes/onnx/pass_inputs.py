@@ -111,6 +111,6 @@ class TreePaths:
                 state.bound_chain = True
             return
         state.bound_chain = False
-        parents = np.array(state.tree.parents(start + width), np.int32)
+        parents = state.tree.parents(start + width)
         state.bound_parents = self._value(parents)  # not every version of the engine's binding keeps it alive
         binding.bind_ortvalue_input(PARENTS, state.bound_parents)

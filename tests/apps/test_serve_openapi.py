@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from itertools import cycle
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -28,8 +28,6 @@ from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.llama_server.endpoints import ALIASES
 from edgedecode.apps.serve.models.one import OneModel
 from edgedecode.apps.serve.openapi import description
-from edgedecode.apps.serve.requests.openai import Effort
-from edgedecode.text.thinking import EFFORTS
 
 READING = (
     *("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}"),
@@ -174,4 +172,3 @@ def test_every_endpoint_is_described(server: Running) -> None:
     for schema in described["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
     assert '"pattern": "' not in json.dumps(described), "msgspec 0.22 frees it twice: the process dies at its end"
-    assert get_args(Effort) == EFFORTS

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from edgedecode import InputError, SamplingOptions
+from edgedecode.text.thinking import Effort
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
@@ -19,7 +20,7 @@ from ..requests.chat_messages import Conversation
 from ..requests.fields import made_of, read_body, typed_part, unfollowed
 from ..requests.openai import ChatBody, Most, Seed, Stop, asked_chat, can_continue, most_tokens
 from ..requests.sampling import SamplingBody
-from ..requests.thinking import Effort, ThinkingField
+from ..requests.thinking import ThinkingField
 from ..requests.tool_fields import ChoiceBody, ToolBody
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
-from edgedecode.text.thinking import THINKING
+from edgedecode.text.thinking import THINKING, Effort
 from edgedecode.typed_json import JsonValue
 
 from ..requests.answer_form import Form, FormatBody, read_format
@@ -28,7 +28,7 @@ from ..requests.openai import (
     most_tokens,
 )
 from ..requests.sampling import SamplingBody, read_sampling
-from ..requests.thinking import Budget, Effort
+from ..requests.thinking import Budget
 from ..requests.tool_fields import ToolBody
 from .keep_alive import KeepAlive, keep_seconds
 from .models import Name

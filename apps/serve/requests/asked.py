@@ -14,7 +14,7 @@ from .tools import Tools
 
 PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
-NO_LIMIT = 1 << 24
+MOST_TOKENS = 1 << 24
 """Tokens of an answer that goes on to its end, or the context's."""
 Prompt: TypeAlias = str | tuple[int, ...]
 

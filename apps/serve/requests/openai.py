@@ -8,13 +8,14 @@ from msgspec import Meta, Struct
 
 from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
+from edgedecode.text.thinking import Effort
 
 from .answer_form import Form, FormBody, read_form
-from .asked import NO_LIMIT, Asked, FillIn, Prompt
+from .asked import MOST_TOKENS, Asked, FillIn, Prompt
 from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, enum, read_body
 from .sampling import read_sampling
-from .thinking import BUDGETS, Budget, Effort, LastWords, ReasoningField, ThinkingField, read_thinking
+from .thinking import BUDGETS, Budget, LastWords, ReasoningField, ThinkingField, read_thinking
 from .tool_fields import CHOICES, ChoiceBody, ToolBody, left_out
 from .tools import read_tools
 
@@ -242,7 +243,7 @@ def most_tokens(name: str, most: int, *, least: int) -> int:
     """Return the most tokens of an answer that a field of this name gives. Raises InputError."""
     if 0 <= most < least:
         raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
-    return min(most, NO_LIMIT) if most >= 0 else NO_LIMIT
+    return min(most, MOST_TOKENS) if most >= 0 else MOST_TOKENS
 
 
 def read_prompts(given: PromptField) -> tuple[Prompt, ...]:

@@ -6,10 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from edgedecode import InputError
-from edgedecode.text.thinking import MOST_THOUGHT, NO_LIMIT
+from edgedecode.text.thinking import MOST_THOUGHT, NO_LIMIT, Effort
 
-Effort: TypeAlias = Literal["off", "on", "auto", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""As in `EFFORTS`."""
 _MEANS = "Most tokens of a thought; 0: none, -1: no limit."
 LastWords: TypeAlias = Annotated[str, Meta(max_length=1000, description="The last words of a thought that is cut.")]
 Budget: TypeAlias = Annotated[int, Meta(ge=NO_LIMIT, le=MOST_THOUGHT, description=_MEANS)]
