@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures of llama.cpp's that encode texts or fill gaps, but do not generate continuations."""
 ATTENTION = "attention"
-CONVOLUTION = "short convolution"
+CONVOLUTION, GATED_DELTA, MAMBA2 = "short convolution", "gated delta rule", "Mamba-2"
 """What layers do before their feed-forward part."""
 _FREQUENCIES = ("rope_freqs.weight",)
 AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
@@ -58,6 +58,14 @@ class Architecture:
     """0: all layers have a rotary embedding; n: all but every n-th."""
     recurrent: str = ""
     """What layers without KV heads have in the place of attention; empty: every layer has attention."""
+    full_every: int = 0
+    """n: if a file does not list its recurrent layers, every n-th layer has attention; 0: those with KV heads have."""
+    gated: bool = False
+    """Whether the matrix of queries also returns a gate for each head's result, behind its query."""
+    optional_rotation: bool = False
+    """Whether files say that layers have no rotary embedding, by rope.scaling.finetuned."""
+    mlp_norm: str = "ffn_norm"
+    """The tensor of the norm before the feed-forward part."""
     final_norm: str = "output_norm"
     """The tensor of the norm before the last product."""
     own_window_rotation: bool = False
@@ -95,9 +103,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """By transformers' class, as config.json names it."""
 
 HYBRIDS: Mapping[str, Architecture] = {
+    "GraniteMoeHybridForCausalLM": replace(
+        _LLAMA, name="granitehybrid", builder="", recurrent=MAMBA2, optional_rotation=True,
+    ),
     "Lfm2ForCausalLM": Architecture(
         "lfm2", "", tied=True, windows=True, every=1, norms=HEAD_NORMS, recurrent=CONVOLUTION,
         final_norm="token_embd_norm",
+    ),
+    "Qwen3_5ForCausalLM": Architecture(
+        "qwen35", "", head_size=256, norms=HEAD_NORMS, recurrent=GATED_DELTA, full_every=4, gated=True,
+        mlp_norm="post_attention_norm",
     ),
 }  # fmt: skip
 """The same of models that run as GGUF files only, on our own kernels or llama.cpp: no graph of theirs is exported."""

@@ -9,21 +9,27 @@ from edgedecode.gguf.architectures import (
     ATTENTION,
     BY_NAME,
     CONVOLUTION,
+    GATED_DELTA,
     HEAD,
     HEAD_IDS,
     HEAD_NORMS,
     HEAD_TAPS,
+    MAMBA2,
     Architecture,
 )
 from edgedecode.gguf.contents import Contents, read_contents
 from edgedecode.gguf.header import check_assertions, header_of
 
+from .gated_recurrence import GatedRecurrence
+
 _NO_CAP = 1e4
 _NORMS = ("attn_norm", "ffn_norm", *AFTER_NORMS)
 _PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_RECURRENT = {
-    CONVOLUTION: frozenset(("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")),
+_GATED = {
+    GATED_DELTA: ("attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_norm", "ssm_out"),
+    MAMBA2: ("ssm_in", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt", "ssm_norm", "ssm_out"),
 }
+_RECURRENT = {**_GATED, CONVOLUTION: ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")}
 """The tensors of layers with something else than attention."""
 _LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
 _MODEL_PARTS = frozenset(("token_embd", "output"))
@@ -85,7 +91,8 @@ class Metadata:
 
     @property
     def layers(self) -> int:
-        return self.integer("block_count")
+        """The layers of the model itself: those behind them draft."""
+        return self.integer("block_count") - self.integer("nextn_predict_layers")
 
     @property
     def hidden(self) -> int:
@@ -99,14 +106,14 @@ class Metadata:
     def layer(self, index: int) -> Layer:
         """Return the facts of one layer."""
         heads = self.listed("attention.head_count", index)
-        kv_heads = self.listed("attention.head_count_kv", index, heads)
+        kv_heads = 0 if self._is_recurrent(index) else self.listed("attention.head_count_kv", index, heads)
         return Layer(
             mixer=ATTENTION if kv_heads else self.architecture.recurrent or ATTENTION,
             heads=heads,
             kv_heads=kv_heads,
             head_size=self.head_size,
             window=self._has_window(index),
-            rotated=not self.architecture.unrotated or (index + 1) % self.architecture.unrotated != 0,
+            rotated=self._is_rotated(index),
             mlp=self.listed("feed_forward_length", index),
         )
 
@@ -134,6 +141,35 @@ class Metadata:
         size = self.hidden // self.integer("attention.head_count") if wide else self.head_size
         return self.number("attention.scale", size**-0.5)
 
+    @property
+    def recurrence(self) -> GatedRecurrence:
+        """The sizes of layers with a gated recurrence."""
+        heads = self.integer("ssm.time_step_rank", 1)
+        return GatedRecurrence(
+            heads=heads,
+            key_heads=self.integer("ssm.group_count", 1),
+            key_size=self.integer("ssm.state_size"),
+            value_size=self.integer("ssm.inner_size") // heads,
+            width=self.integer("ssm.conv_kernel"),
+            delta=self.architecture.recurrent == GATED_DELTA,
+        )
+
+    def is_draft(self, name: str) -> bool:
+        """Return whether a tensor belongs to layers behind the model's own, which draft (multi-token prediction)."""
+        layer = name.removeprefix("blk.").partition(".")[0]
+        return name.startswith("blk.") and layer.isdecimal() and int(layer) >= self.layers
+
+    def _is_recurrent(self, layer: int) -> bool:
+        if listed := self.contents.layers.get(f"{self.name}.attention.recurrent_layers"):
+            return bool(listed[layer % len(listed)])
+        every = self.integer("full_attention_interval", self.architecture.full_every)
+        return bool(self.architecture.full_every) and (layer + 1) % every != 0
+
+    def _is_rotated(self, layer: int) -> bool:
+        if self.architecture.optional_rotation:
+            return bool(self.contents.fields.get(f"{self.name}.rope.scaling.finetuned", True))
+        return not self.architecture.unrotated or (layer + 1) % self.architecture.unrotated != 0
+
     def _has_window(self, layer: int) -> bool:
         key = "attention.sliding_window_pattern"
         if listed := self.contents.layers.get(f"{self.name}.{key}"):
@@ -159,7 +195,7 @@ class Metadata:
         wide = facts.mlp or (down.shape[0] if down else 0)
         stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
         sizes = {
-            "attn_q": (read, queries),
+            "attn_q": (read, 2 * queries if self.architecture.gated else queries),
             "attn_k": (read, keys),
             "attn_v": (read, keys),
             "attn_qkv": (self.hidden, queries + 2 * keys),
@@ -173,6 +209,8 @@ class Metadata:
             **dict.fromkeys(HEAD_NORMS, (facts.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
+        if facts.mixer in _GATED:
+            sizes |= self.recurrence.shapes(self.hidden)
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected
         if self.is_head:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgedecode.adapters.gguf_adapter import joins_attention
 from edgedecode.arrays import FloatArray
-from edgedecode.gguf.architectures import ATTENTION, CONVOLUTION, HEAD_NORMS
+from edgedecode.gguf.architectures import AFTER_NORMS, ATTENTION, CONVOLUTION, HEAD_NORMS
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
@@ -23,7 +23,7 @@ from .graph_writer import INT64, MICROSOFT
 from .metadata import Metadata
 from .recurrent_layers import RecurrentLayers
 from .rotation import FACTORS, factors_name, rotary_tables
-from .weights import GgufWeights
+from .weights import GgufWeights, Piece
 
 _INT8, _INT32 = 3, 6
 _OPSET = {"": 22, MICROSOFT: 1}
@@ -61,7 +61,8 @@ def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
     for size in (layer.head_size for layer in layers if layer.mixer == ATTENTION):
         if not serves_head(size):
             weights.refuse(f"its head size is {size}")
-    tensors = metadata.contents.tensors
+    tensors = {name: each for name, each in metadata.contents.tensors.items() if not metadata.is_draft(name)}
+    weights.leave_out(metadata.contents.tensors.keys() - tensors.keys())
     if unknown := next((name for name in tensors if not metadata.knows(name)), None):
         weights.refuse(f"it has the tensor {unknown[:60]}, which its architecture does not use here")
     for name, tensor in tensors.items():
@@ -159,15 +160,22 @@ class Network(RecurrentLayers):
         if layer == len(self.layers) - 1 and not self.squares:  # from here on, only the picked rows matter
             x, y = self._picked(x, y)
         y = self._product(y, [(f"{part}{output}.weight", None)])
-        y = self._residual(y, f"{part}post_attention_norm.weight")
-        normed, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
+        after, norm = AFTER_NORMS[0], self.metadata.architecture.mlp_norm
+        y = self._residual(y, f"{part}{after}.weight" if norm != after else "")
+        normed, x = self._sum_norm(x, y, f"{part}{norm}.weight")
         return x, self._residual(self._gated(normed, part), f"{part}post_ffw_norm.weight")
 
     def _mixed(self, x: str, layer: int) -> tuple[str, str]:
         """Return what a layer computes of its own and earlier rows, and the matrix that it is multiplied by."""
         if self.layers[layer].mixer == CONVOLUTION:
             return self._convolution(x, layer), "shortconv.out_proj"
-        return self._attention(x, layer), "attn_output"
+        if self.layers[layer].mixer != ATTENTION:
+            return self._gated_recurrence(x, layer), "ssm_out"
+        y = self._attention(x, layer)
+        if self.metadata.architecture.gated:
+            gate = self._product(x, self._query_parts(layer)[1])
+            y = self._node("Mul", [y, self._node("Sigmoid", [gate])])
+        return y, "attn_output"
 
     def _picked(self, *names: str) -> list[str]:
         return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
@@ -207,14 +215,22 @@ class Network(RecurrentLayers):
             return [self._product(x, [(f"{part}attn_qkv.weight", None)]), "", ""]
         names = [f"{part}attn_{each}" for each in "qkv"]
         normed = self.weights.has(f"{part}attn_q_norm.weight")
-        matrices = [f"{name}.weight" for name in names]
+        matrices: list[list[Piece]] = [[(f"{name}.weight", None)] for name in names]
         if joins_attention(self.metadata.contents.tensors, part):
-            return [self._product(x, [(name, None) for name in matrices]), "", ""]
-        made = [self._product(x, [(name, None)]) for name in matrices]
+            return [self._product(x, [piece for (piece,) in matrices]), "", ""]
+        if self.metadata.architecture.gated:
+            matrices[0] = self._query_parts(layer)[0]
+        made = [self._product(x, pieces) for pieces in matrices]
         if normed:
             norms = [f"{name}_norm.weight" for name in names[:2]]
             made[:2] = [self._head_norm(y, norm, size=size) for y, norm in zip(made, norms, strict=False)]
         return made
+
+    def _query_parts(self, layer: int) -> list[list[Piece]]:
+        """Return the columns of the matrix of queries that make queries, and those that make gates of results."""
+        name, facts = f"blk.{layer}.attn_q.weight", self.layers[layer]
+        starts = (range(part * facts.head_size, 2 * facts.queries, 2 * facts.head_size) for part in range(2))
+        return [[(name, (start, facts.head_size)) for start in each] for each in starts]
 
     def _head_norm(self, x: str, weight: str, *, size: int) -> str:
         heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])

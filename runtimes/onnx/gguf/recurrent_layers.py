@@ -11,6 +11,9 @@ from ..kernels.products import FLOAT
 from ..kernels.rewriting import PARENTS, RECURRENT
 from ..recurrence import HEADER, KEPT_ROWS, SLOTS
 from .graph_writer import GraphWriter
+from .weights import Piece
+
+_DELTA_MATRICES = ("attn_qkv", "ssm_alpha", "attn_gate", "ssm_beta")
 
 
 @dataclass(slots=True)
@@ -35,6 +38,36 @@ class RecurrentLayers(GraphWriter):
             "ShortConvolution", weight, inputs, attributes, channels=channels, values=(count - 1) * channels
         )
 
+    def _gated_recurrence(self, x: str, layer: int) -> str:
+        """Return the normed and gated results of the gated delta rule, or of Mamba-2. See `GatedDelta`."""
+        part, sizes = f"blk.{layer}.", self.metadata.recurrence
+        if sizes.delta:
+            matrices: list[Piece] = [(f"{part}{name}.weight", None) for name in _DELTA_MATRICES]
+            vectors = ["ssm_norm.weight"]
+        else:  # z, channels and steps are one matrix
+            ends = sizes.values, sizes.values + sizes.channels
+            places = (ends[0], sizes.channels), (ends[1], sizes.heads), (0, sizes.values)
+            matrices = [(f"{part}ssm_in.weight", place) for place in places]
+            vectors = ["ssm_conv1d.bias", "ssm_d"]
+        channels, steps, z, *rates = (self._product(x, [piece]) for piece in matrices)
+        convolution = self._initializer(f"{part}ssm_conv1d", self.weights.floats(f"{part}ssm_conv1d.weight").T)
+        decay, bias, *more = (
+            self._initializer(name, self.weights.vector(name))
+            for name in (f"{part}{each}" for each in ("ssm_a", "ssm_dt.bias", *vectors))
+        )
+        last = [*rates, *more, "", ""] if sizes.delta else ["", "", *more]
+        epsilon = self.metadata.number("attention.layer_norm_rms_epsilon", 1e-5)
+        y = self._recurrent(
+            "GatedDelta",
+            f"{part}recurrence",
+            [channels, steps, z, convolution, decay, bias, *last],
+            {**sizes.attributes, "epsilon": epsilon},
+            channels=sizes.channels,
+            values=sizes.state_values,
+            width=sizes.row_values,
+        )
+        return y if sizes.delta else self._norm(y, f"{part}ssm_norm.weight")
+
     def _recurrent(
         self,
         kind: str,
@@ -48,7 +81,7 @@ class RecurrentLayers(GraphWriter):
     ) -> str:
         """Add one of our recurrent operators, with a memory of this name.
 
-        channels: values of a row of the result. values: of the state. width: values that a slot has; 0: as many.
+        channels: values of a row that are convolved. values: of the state. width: values that a slot has; 0: as many.
         """
         sizes: list[tuple[str, tuple[int, ...]]] = [("state", (HEADER + values,)), ("rows", (SLOTS, width or channels))]
         self.file.inputs += [ValueInfo(f"past_{part}.{name}", FLOAT, dims) for part, dims in sizes]

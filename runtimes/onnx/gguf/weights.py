@@ -2,8 +2,9 @@
 
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ class GgufWeights:
     def __init__(self, path: Path, contents: Contents, *, findings: Mapping[str, int]) -> None:
         self.findings = dict(findings)
         """Results of `KernelLibrary.inspect`, by tensors."""
-        self._path, self._contents, self._used = path, contents, set[str]()
+        self._path, self._contents, self._used, self._left_out = path, contents, set[str](), set[str]()
         self._pieces: dict[str, tuple[Piece, ...]] = {}
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -53,7 +54,7 @@ class GgufWeights:
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)
-        if len(tensor.shape) != 1 or tensor.type != _F32:
+        if max(tensor.shape) != prod(tensor.shape) or tensor.type != _F32:
             self.refuse(f"{name} is no vector of 32-bit floats")
         return self._data(tensor).view("<f4").reshape(-1)
 
@@ -96,9 +97,13 @@ class GgufWeights:
         """Return the matrix whose columns an embedding's node gathers."""
         return self._stored(node.inputs[0], library)
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Do without tensors of other parts than the model itself."""
+        self._left_out.update(names)
+
     def check_all_used(self) -> None:
         """Refuse files with tensors that the graph does not use: the model has parts that it lacks."""
-        if unused := sorted(set(self._contents.tensors) - self._used):
+        if unused := sorted(set(self._contents.tensors) - self._used - self._left_out):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             self.refuse(f"it has the tensor {unused[0][:60]}{more}, which its architecture does not use here")
 

@@ -33,6 +33,8 @@ constexpr size_t kTile = 16;
 constexpr size_t kQueries = 16;
 // Largest size of a head.
 constexpr size_t kMostSize = 512;
+// Most rows whose inputs a layer with a recurrence keeps, and most inputs of its convolution.
+constexpr size_t kMostKept = 64, kMostTaps = 16;
 
 // Weights of 4 bits may be indices of a table; as the bits of a kernel, these are called:
 constexpr int kIndices = 0;
@@ -211,6 +213,28 @@ struct Convolution {
 
 enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 };
 
+// What `delta_heads` reads and writes: rows of a recurrence, whose state S is a matrix [key_size, value_size] of each head.
+// With rates, of the gated delta rule: S = f S (I - r k k') + r v k', where q and k have unit length; without, of Mamba-2:
+// S = f S + s v k'. Each row's result is S q. The first `applied` rows go into the state, each behind the one before it.
+struct Recurrence {
+  const float* const* taps;   // [rows, width]: a row's inputs of the convolution, the oldest first
+  const float* const* steps;  // [rows]: of each head; s = softplus(step + step_bias), f = exp(decay * s)
+  const float* const* rates;  // [rows] or null: r = sigmoid(rate)
+  const int32_t* parents;     // [rows]: a row before it; below `applied`, the state after those
+  size_t rows, applied, own;  // rows from `own` on have results
+  const float *weight, *bias;       // of the convolution: [width, channels]; [channels] or null
+  const float *decay, *step_bias;   // [heads]
+  const float *skip, *norm;         // [heads] or null: skip * v is added; [value_size] or null: weights of an RMS norm
+  const float* z;                   // [rows - own, heads, value_size]: silu(z) multiplies the result
+  float *fades, *shares;            // [rows, heads]
+  float* state;                     // [heads, value_size / 32, key_size, 32]; the last tile may have 16 values
+  float* y;                         // [rows - own, heads, value_size]
+  size_t width, channels, heads, key_heads, key_size, value_size;
+  size_t query_at, key_at, value_at;  // channels
+  bool interleaved;                   // head h has the keys of h modulo key_heads, instead of its neighbours'
+  float scale, epsilon;               // of queries, of the norm
+};
+
 struct Kernels {
   const char* name;
   void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, const Rounded& out);
@@ -221,7 +245,17 @@ struct Kernels {
   void (*pointwise)(Pointwise kind, const float* x, float* y, size_t count);
   void (*float_product)(const FloatProduct& job, size_t first, size_t last);  // columns first to last - 1
   void (*convolve)(const Convolution& job, size_t first, size_t last);        // rows first to last - 1
+  void (*delta_gates)(const Recurrence& job, size_t first, size_t last);
+  void (*delta_heads)(const Recurrence& job, size_t first, size_t last, float* scratch);
 };
+
+// Rows of a head that are in work at once: all that may be undone, and as many before them.
+inline size_t delta_rows(const Recurrence& job) { return job.rows < 2 * kMostKept ? job.rows : 2 * kMostKept; }
+
+// Floats that `delta_heads` needs as scratch memory: queries, keys and values of rows, and a tile of the state.
+inline size_t delta_floats(const Recurrence& job) {
+  return delta_rows(job) * (2 * job.key_size + job.value_size + 1) + kTile + 2 * kTile * job.key_size;
+}
 
 // Floats of one query's scores: a whole number of tiles.
 inline size_t score_stride(const Attention& job) { return (job.settled + job.pending + kTile) / kTile * kTile; }

@@ -1,5 +1,6 @@
 // The library's operators as ONNX Runtime calls them: attributes, shapes, scratch memory and threads.
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "kernels.h"
 #include "onnxruntime.h"
 #include "recurrent.h"
+#include "walk.h"
 
 const void* const* ort::api = nullptr;
 
@@ -21,6 +23,7 @@ constexpr size_t kPartNbytes = 96 << 10;
 constexpr size_t kRoundFloats = 16 << 10;
 constexpr size_t kNormFloats = 16 << 10;
 constexpr size_t kAttentionSteps = 32 << 10;
+constexpr size_t kDeltaSteps = 32 << 10;
 constexpr size_t kMostParts = 4096;
 // Inputs of an adapter's first product that are summed together; the sums of several such pieces are added in their order.
 constexpr size_t kPiece = 512;
@@ -64,6 +67,7 @@ struct Score { float value; };  // pieces of their own: they differ in size
 struct Query { float value; };
 struct Narrow { float value; };
 struct Before { const float* row; };
+struct Fade { float value; };
 
 // The operator that this thread runs, where its parts run on the engine's pool: in a graph that keeps operators of the
 // engine's, two pools would wait for each other.
@@ -411,6 +415,111 @@ struct TreeAttention {
   }
 };
 
+// ---- GatedDelta: x [.., C], steps [.., H], z [.., H * V], convolution [width, C], decay [H], what is added to steps [H],
+// rates [.., H]?, norm [V]?, bias [C]?, skip [H]?, the inputs of `Recurrent` → y [.., H * V], state, slots -----------------
+// See Recurrence in kernels.h. C are queries, keys and values; without rates, which is Mamba-2, x, B and C, in this order.
+
+struct GatedDelta {
+  int64_t heads, key_heads, key_size, value_size, width;
+  bool delta, interleaved;
+  float epsilon;
+  int threads;
+
+  explicit GatedDelta(const ort::KernelInfo* info)
+      : heads(ort::integer(info, "heads", 0)),
+        key_heads(ort::integer(info, "key_heads", 0)),
+        key_size(ort::integer(info, "key_size", 0)),
+        value_size(ort::integer(info, "value_size", 0)),
+        width(ort::integer(info, "width", 0)),
+        delta(ort::integer(info, "delta", 1) != 0),
+        interleaved(ort::integer(info, "interleaved", 0) != 0),
+        epsilon(ort::number(info, "epsilon", 1e-6f)),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  bool fits() const {
+    const auto served = [](int64_t size) { return size > 0 && size <= int64_t(kMostSize) && size % kTile == 0; };
+    return heads > 0 && heads <= 4096 && key_heads > 0 && heads % key_heads == 0 && served(key_size) && served(value_size) &&
+           width > 0 && width <= int64_t(kMostTaps) && threads >= 1 && threads <= 1024;
+  }
+
+  ort::Status* compute(ort::Context* context) const {
+    if (!fits()) return ort::fail("GatedDelta: attributes that no layer has");
+    const ort::Tensor x = ort::input(context, 0), steps = ort::input(context, 1), z = ort::input(context, 2),
+                      weight = ort::input(context, 3), decay = ort::input(context, 4), step_bias = ort::input(context, 5),
+                      rates = ort::input(context, 6), norm = ort::input(context, 7), bias = ort::input(context, 8),
+                      skip = ort::input(context, 9);
+    const int64_t keys = key_heads * key_size, values = heads * value_size, channels = 2 * keys + values, rows = x.rows();
+    const auto has = [](const ort::Tensor& tensor, int64_t count) { return tensor.data == nullptr || tensor.count() == count; };
+    if (rows < 0 || x.last() != channels || steps.count() != rows * heads || z.count() != rows * values ||
+        weight.count() != width * channels || decay.count() != heads || step_bias.count() != heads ||
+        (delta ? rates.count() != rows * heads : rates.data != nullptr) || !has(norm, value_size) || !has(bias, channels) ||
+        !has(skip, heads))
+      return ort::fail("GatedDelta: a shape does not fit the node's attributes");
+    int64_t shape[ort::kMostDimensions];
+    memcpy(shape, x.shape, sizeof shape);
+    shape[x.dimensions - 1] = values;
+    float* y = static_cast<float*>(ort::output(context, 0, shape, x.dimensions));
+    if (y == nullptr && rows != 0) return ort::fail("GatedDelta: no memory for the result");
+    const MemoryForm form{static_cast<size_t>(width - 1), static_cast<size_t>(channels),
+                          static_cast<size_t>(delta ? 2 * heads : heads), static_cast<size_t>(key_size * values)};
+    Recurrent memory(context, 10, rows, form.values(), form.slot());
+    if (memory.fault != nullptr) return ort::fail(memory.fault);
+    if (memory.most > kMostKept) return ort::fail("GatedDelta: more slots than it serves");
+    const Walk walk(memory, form, x.as<const float>());
+
+    const Kernels* table = kernels();
+    std::vector<const float*> step_rows(walk.count()), rate_rows(walk.count());
+    for (size_t row = 0; row < walk.count(); row++) {
+      const float* gates = walk.inputs[row] + channels;
+      step_rows[row] = row < walk.own ? gates : steps.as<const float>() + (row - walk.own) * heads;
+      rate_rows[row] = row < walk.own ? gates + heads : rates.as<const float>() + (row - walk.own) * heads;
+    }
+    Scratch<Fade> fades(2 * walk.count() * heads);
+    Recurrence job{};
+    job.taps = walk.taps.data();
+    job.steps = step_rows.data();
+    job.rates = delta ? rate_rows.data() : nullptr;
+    job.parents = walk.parents.data();
+    job.rows = walk.count();
+    job.applied = walk.applied;
+    job.own = walk.own;
+    job.weight = weight.as<const float>();
+    job.bias = bias.as<const float>();
+    job.decay = decay.as<const float>();
+    job.step_bias = step_bias.as<const float>();
+    job.skip = skip.as<const float>();
+    job.norm = norm.as<const float>();
+    job.z = z.as<const float>();
+    job.fades = &fades.data()->value;
+    job.shares = job.fades + walk.count() * heads;
+    job.state = memory.state + form.inner_at();
+    job.y = y;
+    job.width = width;
+    job.channels = channels;
+    job.heads = heads;
+    job.key_heads = key_heads;
+    job.key_size = key_size;
+    job.value_size = value_size;
+    job.query_at = delta ? 0 : values + keys;  // q, k, v; of Mamba-2 x, B, C, which are v, k, q
+    job.key_at = delta ? keys : values;
+    job.value_at = delta ? 2 * keys : 0;
+    job.interleaved = interleaved;
+    job.scale = 1.0f / sqrtf(static_cast<float>(key_size));
+    job.epsilon = epsilon;
+    table->delta_gates(job, 0, job.rows);
+    memory.begin_change();
+    split(heads, walk.count() * keys * value_size < kDeltaSteps ? 1 : heads, threads, [&](size_t first, size_t last) {
+      Scratch<Query> scratch(delta_floats(job));
+      table->delta_heads(job, first, last, &scratch.data()->value);
+    });
+    walk.finish([&](size_t row, size_t index) {
+      return index < job.heads ? steps.as<const float>()[row * heads + index] : rates.as<const float>()[row * heads + index - heads];
+    });
+    memory.end_writing();
+    return nullptr;
+  }
+};
+
 // ---- RowsNorm: x [.., C], weight [C], skip? → y, x + skip? ----------------------------------------------------------
 
 struct RowsNorm {
@@ -586,7 +695,7 @@ struct ShortConvolution {
 struct Signature {
   const char* name;
   size_t input_count, output_count;
-  int inputs[12], outputs[3];
+  int inputs[15], outputs[3];
   size_t first_optional_input, last_optional_input, first_optional_output;
   size_t second_optional_input;  // optional from here to the end
 };
@@ -678,6 +787,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
       make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
       make<TreeAttention<int8_t>>(
           {"TreeAttentionInt8", 12, 3, {F, F, F, B, B, I, F, F, L, I, F, F}, {F, B, B}, 1, 2, 3, 6}),
+      make<GatedDelta>({"GatedDelta", 15, 3, {F, F, F, F, F, F, F, F, F, F, F, F, I, I, I}, {F, F, F}, 6, 9, 3, 15}),
       make<RowsNorm>({"RowsNorm", 3, 2, {F, F, F}, {F, F}, 2, 2, 1, 12}),
       make<RowsPointwise>({"RowsPointwise", 1, 1, {F}, {F}, 12, 12, 1, 12}),
       make<FloatOperator>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),

@@ -904,6 +904,9 @@ static void convolve(const Convolution& job, size_t first, size_t last) {
   }
 }
 
+#include "delta_rows.h"
+
 static const Kernels kTable = {
-    EDGE_NAME, round_rows, product_tiles, take_in, attend, norm_rows, pointwise, float_product, convolve,
+    EDGE_NAME, round_rows, product_tiles, take_in, attend, norm_rows, pointwise, float_product, convolve, delta_gates,
+    delta_heads,
 };

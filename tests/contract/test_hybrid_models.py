@@ -1,0 +1,114 @@
+"""Models with gated recurrences on our own kernels: against transformers and llama.cpp, in passes of every width."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedecode.arrays import FloatArray
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import ModelEntry
+from edgedecode.runtimes.onnx.kernels.trial import tried
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
+from tests.contract.conftest import open_entry, open_gguf
+
+torch = pytest.importorskip("torch", reason="the export extra is not installed")
+hybrid_gguf = pytest.importorskip("tests.contract.hybrid_gguf", reason="transformers or gguf is missing")
+pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
+ROWS, CONTEXT = 96, 1024
+TOKENS = np.random.default_rng(3).integers(0, ROWS, 512).tolist()
+NAMES = {"qwen35": hybrid_gguf.tiny_qwen, "granitehybrid": hybrid_gguf.tiny_granite}
+
+
+class Written:
+    """A random model of transformers', and its GGUF file."""
+
+    def __init__(self, folder: Path, architecture: str) -> None:
+        self.folder, self.model = folder, hybrid_gguf.random_model(NAMES[architecture]())
+        hybrid_gguf.write_hybrid(self.model, folder / "model.gguf")
+        self.entry = ModelEntry(
+            architecture=architecture,
+            rows=ROWS,
+            context=CONTEXT,
+            hidden_size=64,
+            layers=4,
+            kv_heads=2,
+            head_size=self.model.config.hidden_size // 4 if architecture == "granitehybrid" else 32,
+            parameters=1,
+            weights="model.gguf",
+            graphs={},
+            bits=32,
+            block_size=32,
+            head_bits=32,
+            license="",
+            source="",
+            gguf="model.gguf",
+        )
+
+    def ours(self) -> OnnxModel:
+        model = open_entry(self.entry, self.folder, budget=Budget())
+        assert isinstance(model, OnnxModel)
+        return model
+
+    def logits(self) -> FloatArray:
+        with torch.no_grad():
+            found: FloatArray = self.model(torch.tensor(TOKENS)[None]).logits[0].numpy()
+            return found
+
+
+@pytest.fixture(scope="module", params=sorted(NAMES))
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def read(model: Any, *, width: int, count: int = len(TOKENS)) -> FloatArray:
+    """Return the logits of passes of this width."""
+    state, found = model.new_state(CONTEXT, rows=width), []
+    for start in range(0, count, width):
+        piece = TOKENS[start : min(count, start + width)]
+        found.append(model.forward(piece, state, rows="all").logits.copy())
+        state.keep(range(len(piece)))
+    state.close()
+    return np.concatenate(found)
+
+
+def test_logits_are_those_of_transformers_in_passes_of_every_width(written: Written) -> None:
+    model, expected = written.ours(), written.logits()
+    assert model.card.row_invariant
+    whole = read(model, width=512)
+    assert np.abs(whole - expected).max() < 2e-4 < np.abs(expected).max() / 1000
+    for width in (4, 7, 64, 65):
+        assert np.array_equal(read(model, width=width), whole), width
+    assert np.array_equal(read(model, width=1, count=150), whole[:150])
+
+
+def test_logits_are_those_of_llama_cpp(written: Written) -> None:
+    theirs = open_gguf(written.entry, written.folder, budget=Budget())
+    assert np.abs(read(written.ours(), width=300, count=300) - read(theirs, width=300, count=300)).max() < 2e-3
+
+
+def test_trees_have_the_bits_of_their_branches(written: Written) -> None:
+    model, rng = written.ours(), np.random.default_rng(8)
+    state, plain = (model.new_state(CONTEXT, rows=16, tree=True) for _ in range(2))
+    for round_ in range(150):
+        count = int(rng.integers(1, 12))
+        parents = [int(rng.integers(max(-1, row - 3), row)) for row in range(count)]
+        tokens = rng.integers(0, ROWS, count).tolist()
+        logits = model.forward(tokens, state, parents=parents, rows="all").logits.copy()
+        row, path = int(rng.integers(-1, count)), list[int]()
+        while row >= 0:
+            path.insert(0, row)
+            row = parents[row]
+        state.keep(path)
+        for row in path:
+            assert np.array_equal(model.forward([tokens[row]], plain).logits[0], logits[row]), round_
+            plain.keep([0])
+    assert state.length == plain.length > 150
+
+
+@pytest.mark.parametrize("written", ["qwen35"], indirect=True)
+def test_layers_that_draft_are_left_out(written: Written, tmp_path: Path) -> None:
+    hybrid_gguf.write_hybrid(written.model, tmp_path / "model.gguf", drafting=True)
+    found = open_entry(written.entry, tmp_path, budget=Budget())
+    assert np.array_equal(read(found, width=64, count=100), read(written.ours(), width=64, count=100))
