@@ -121,7 +121,7 @@ def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int
 F32 = 0
 NO_MATMUL = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 """Tensor types that the engine cannot multiply with."""
-FLOAT32_ONLY = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
+FLOAT32_ONLY = (".ssm_a.", ".ssm_conv1d.", ".shortconv.conv.")
 """Small arrays of recurrent layers, which must be 32-bit floats."""
 MOST_LAYERS, MOST_EXPERTS, MOST_POSITIONS = 512, 1024, 1 << 24
 SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -218,7 +218,7 @@ def _tensor_fault(contents: Contents) -> str:
     for tensor in contents.tensors.values():
         if len(tensor.shape) == 1 and tensor.type != F32:
             return f"{tensor.name[:40]} is a vector, and not of 32-bit floats"
-        if tensor.type != F32 and any(part in tensor.name for part in FLOAT32_ONLY):
+        if tensor.type != F32 and any(part in f"{tensor.name}." for part in FLOAT32_ONLY):
             return f"{tensor.name[:40]} is not of 32-bit floats"
         if tensor.type in NO_MATMUL:
             return f"{tensor.name[:40]} is of type {NO_MATMUL[tensor.type]}"

@@ -1,5 +1,6 @@
 """Writes models with recurrent layers, of transformers' classes, as GGUF files in the form of llama.cpp's converter."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
@@ -120,6 +121,16 @@ def random_model(config: PreTrainedConfig) -> PreTrainedModel:
             else:
                 value += 0.2 * torch.randn_like(value)
     return model
+
+
+def rounded(model: PreTrainedModel, quantization: str) -> PreTrainedModel:
+    """Return a copy of the model with the weights that its file of this quantization has."""
+    found, kind = copy.deepcopy(model), GGMLQuantizationType[quantization]
+    with torch.no_grad():
+        for name, value in found.named_parameters():
+            if value.ndim > 1 and "conv1d" not in name:
+                value.copy_(torch.from_numpy(dequantize(quantize(value.numpy(), kind), kind)))
+    return found
 
 
 def write_hybrid(

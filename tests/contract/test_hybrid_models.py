@@ -51,9 +51,9 @@ class Written:
         assert isinstance(model, OnnxModel)
         return model
 
-    def logits(self) -> FloatArray:
+    def logits(self, model: Any = None) -> FloatArray:
         with torch.no_grad():
-            found: FloatArray = self.model(torch.tensor(TOKENS)[None]).logits[0].numpy()
+            found: FloatArray = (model or self.model)(torch.tensor(TOKENS)[None]).logits[0].numpy()
             return found
 
 
@@ -86,6 +86,14 @@ def test_logits_are_those_of_transformers_in_passes_of_every_width(written: Writ
 def test_logits_are_those_of_llama_cpp(written: Written) -> None:
     theirs = open_gguf(written.entry, written.folder, budget=Budget())
     assert np.abs(read(written.ours(), width=300, count=300) - read(theirs, width=300, count=300)).max() < 2e-3
+
+
+def test_a_quantized_file_gives_the_logits_of_its_weights(written: Written, tmp_path: Path) -> None:
+    hybrid_gguf.write_hybrid(written.model, tmp_path / "model.gguf", quantization="Q8_0")
+    found = read(open_entry(written.entry, tmp_path, budget=Budget()), width=512)
+    expected = written.logits(hybrid_gguf.rounded(written.model, "Q8_0"))
+    lost = np.abs(expected - written.logits()).mean()
+    assert np.abs(found - expected).mean() < lost / 50  # products round their inputs to 16 bits
 
 
 def test_trees_have_the_bits_of_their_branches(written: Written) -> None:
