@@ -5,6 +5,7 @@
 // together (chunked forms, WY): their sums would have other bits than a row alone.
 
 constexpr size_t kTileValues = 32;
+constexpr size_t kSweepVectors = kLanes == 4 ? 4 : 2;  // at once: sums and what is added stay in registers
 
 // ln(1 + e^x): the logarithm of 1 + u, 0 < u <= 1, is 2 artanh(u / (2 + u)), whose series is cut off below 2e-8 of it.
 static inline VF vsoftplus(VF x) {
@@ -32,15 +33,22 @@ static void delta_gates(const Recurrence& job, size_t first, size_t last) {
     }
 }
 
-// One row of `count` channels from `channel` on through the convolution and SiLU.
-static void convolve_head(const Recurrence& job, size_t row, size_t channel, size_t count, float* out) {
-  const float* const* taps = job.taps + row * job.width;
+// One row of `count` channels from `channel` on through the convolution and SiLU. WIDTH 0: of any width.
+template <size_t WIDTH>
+static void convolve_taps(const Recurrence& job, size_t row, size_t channel, size_t count, float* out) {
+  const size_t width = WIDTH == 0 ? job.width : WIDTH;
+  const float* from[WIDTH == 0 ? kMostTaps : WIDTH];
+  for (size_t tap = 0; tap < width; tap++) from[tap] = job.taps[row * width + tap] + channel;
+  const float *weight = job.weight + channel, *bias = job.bias == nullptr ? nullptr : job.bias + channel;
   for (size_t i = 0; i < count; i += kLanes) {
-    VF sum = job.bias == nullptr ? vset(0.0f) : vload(job.bias + channel + i);
-    for (size_t tap = 0; tap < job.width; tap++)
-      sum = vfma(vload(taps[tap] + channel + i), vload(job.weight + tap * job.channels + channel + i), sum);
+    VF sum = bias == nullptr ? vset(0.0f) : vload(bias + i);
+    for (size_t tap = 0; tap < width; tap++) sum = vfma(vload(from[tap] + i), vload(weight + tap * job.channels + i), sum);
     vstore(out + i, vmul(sum, vsigmoid(sum)));
   }
+}
+
+static void convolve_head(const Recurrence& job, size_t row, size_t channel, size_t count, float* out) {
+  job.width == 4 ? convolve_taps<4>(job, row, channel, count, out) : convolve_taps<0>(job, row, channel, count, out);
 }
 
 static float product_sum(const float* a, const float* b, size_t count) {
@@ -62,11 +70,11 @@ struct Step {
   float fade;
 };
 
-// Reads a tile, with what `step` adds, stores that at `out`, and sums it times a key (DOTS & 1) and a query (DOTS & 2).
-template <size_t VECTORS, bool STEP, int DOTS>
+// Reads VECTORS of a tile, whose rows have STRIDE values, with what `step` adds, stores that at `out`, and sums it times a
+// key (DOTS & 1) and a query (DOTS & 2).
+template <size_t VECTORS, size_t STRIDE, bool STEP, int DOTS>
 EDGE_INLINE void sweep(const float* in, float* out, size_t size, const Step& step, const float* key, const float* query,
                        float* by_key, float* by_query) {
-  constexpr size_t kWidth = VECTORS * kLanes;
   VF keys[VECTORS], queries[VECTORS], added[VECTORS];
   for (size_t v = 0; v < VECTORS; v++) {
     keys[v] = queries[v] = vset(0.0f);
@@ -75,10 +83,10 @@ EDGE_INLINE void sweep(const float* in, float* out, size_t size, const Step& ste
   const VF fade = vset(STEP ? step.fade : 0.0f);
   for (size_t i = 0; i < size; i++)
     for (size_t v = 0; v < VECTORS; v++) {
-      VF value = vload(in + i * kWidth + v * kLanes);
+      VF value = vload(in + i * STRIDE + v * kLanes);
       if (STEP) {
         value = vfma(vset(step.key[i]), added[v], vmul(fade, value));
-        vstore(out + i * kWidth + v * kLanes, value);
+        vstore(out + i * STRIDE + v * kLanes, value);
       }
       if (DOTS & 1) keys[v] = vfma(value, vset(key[i]), keys[v]);
       if (DOTS & 2) queries[v] = vfma(value, vset(query[i]), queries[v]);
@@ -97,8 +105,8 @@ struct HeadRows {
   size_t head, first, count;
 };
 
-// All rows in work through one tile of the head's state, of `value` on.
-template <size_t VECTORS>
+// All rows in work through the values of the head's state from `value` on, which lie at `state`.
+template <size_t VECTORS, size_t STRIDE>
 static void tile_rows(const Recurrence& job, const HeadRows& rows, size_t value, float* state, float* branch) {
   constexpr size_t kWidth = VECTORS * kLanes;
   constexpr int kNone = -1;
@@ -120,16 +128,16 @@ static void tile_rows(const Recurrence& job, const HeadRows& rows, size_t value,
       const Step step = after == kNone ? none : step_of(after);
       if (job.rates == nullptr) {
         if (seen)
-          after == kNone ? sweep<VECTORS, false, 2>(in, out, size, step, key, query, by_key, by_query)
-                         : sweep<VECTORS, true, 2>(in, out, size, step, key, query, by_key, by_query);
+          after == kNone ? sweep<VECTORS, STRIDE, false, 2>(in, out, size, step, key, query, by_key, by_query)
+                         : sweep<VECTORS, STRIDE, true, 2>(in, out, size, step, key, query, by_key, by_query);
         else if (after != kNone)
-          sweep<VECTORS, true, 0>(in, out, size, step, key, query, by_key, by_query);
+          sweep<VECTORS, STRIDE, true, 0>(in, out, size, step, key, query, by_key, by_query);
       } else if (seen) {
-        after == kNone ? sweep<VECTORS, false, 3>(in, out, size, step, key, query, by_key, by_query)
-                       : sweep<VECTORS, true, 3>(in, out, size, step, key, query, by_key, by_query);
+        after == kNone ? sweep<VECTORS, STRIDE, false, 3>(in, out, size, step, key, query, by_key, by_query)
+                       : sweep<VECTORS, STRIDE, true, 3>(in, out, size, step, key, query, by_key, by_query);
       } else {
-        after == kNone ? sweep<VECTORS, false, 1>(in, out, size, step, key, query, by_key, by_query)
-                       : sweep<VECTORS, true, 1>(in, out, size, step, key, query, by_key, by_query);
+        after == kNone ? sweep<VECTORS, STRIDE, false, 1>(in, out, size, step, key, query, by_key, by_query)
+                       : sweep<VECTORS, STRIDE, true, 1>(in, out, size, step, key, query, by_key, by_query);
       }
     };
     if (row < applied || job.parents[row] < applied) {
@@ -141,7 +149,7 @@ static void tile_rows(const Recurrence& job, const HeadRows& rows, size_t value,
       for (; from >= applied && from != held; from = job.parents[from]) path[steps++] = from;
       const float* in = from >= applied ? branch : state;
       for (; steps > 1; in = branch)
-        sweep<VECTORS, true, 0>(in, branch, size, step_of(path[--steps]), key, query, by_key, by_query);
+        sweep<VECTORS, STRIDE, true, 0>(in, branch, size, step_of(path[--steps]), key, query, by_key, by_query);
       read(in, branch, steps == 0 ? kNone : path[0]);
       held = job.parents[row];
     }
@@ -158,7 +166,7 @@ static void tile_rows(const Recurrence& job, const HeadRows& rows, size_t value,
     }
   }
   if (late != kNone)
-    sweep<VECTORS, true, 0>(state, state, size, step_of(late), nullptr, nullptr, nullptr, nullptr);
+    sweep<VECTORS, STRIDE, true, 0>(state, state, size, step_of(late), nullptr, nullptr, nullptr, nullptr);
 }
 
 // y = norm(y) * silu(z), or y * silu(z), for one head of a row.
@@ -176,6 +184,7 @@ static void gate_head(const Recurrence& job, float* y, const float* z) {
 
 // All rows of heads first to last - 1. scratch: delta_floats(job).
 static void delta_heads(const Recurrence& job, size_t first, size_t last, float* scratch) {
+  constexpr size_t kHalf = kSweepVectors * kLanes < kTile ? kSweepVectors : kTile / kLanes;
   const size_t keys = job.key_size, values = job.value_size, most = delta_rows(job);
   HeadRows rows{scratch, scratch + most * keys, scratch + 2 * most * keys, scratch + most * (2 * keys + values), 0, 0, 0};
   float* branch = rows.products + (most + kTile - 1) / kTile * kTile;
@@ -196,11 +205,15 @@ static void delta_heads(const Recurrence& job, size_t first, size_t last, float*
         rows.products[at] = product_sum(query, key, keys);
       }
       float* state = job.state + rows.head * keys * values;
-      for (size_t value = 0; value < values; value += kTileValues)
-        if (values - value < kTileValues)
-          tile_rows<kTileValues / kLanes / 2>(job, rows, value, state + value * keys, branch);
-        else
-          tile_rows<kTileValues / kLanes>(job, rows, value, state + value * keys, branch);
+      for (size_t value = 0; value < values; value += kTileValues) {
+        float* tile = state + value * keys;
+        if (values - value < kTileValues) {
+          for (size_t i = 0; i < kTile; i += kHalf * kLanes) tile_rows<kHalf, kTile>(job, rows, value + i, tile + i, branch);
+        } else {
+          for (size_t i = 0; i < kTileValues; i += kSweepVectors * kLanes)
+            tile_rows<kSweepVectors, kTileValues>(job, rows, value + i, tile + i, branch);
+        }
+      }
       for (size_t row = rows.first > job.own ? rows.first : job.own; row < rows.first + rows.count; row++) {
         const size_t at = (row - job.own) * job.heads + rows.head;
         gate_head(job, job.y + at * values, job.z + at * values);

@@ -319,6 +319,106 @@ void check_others(const Kernels* table, Digest& digest) {
   digest.add(mixed.data(), mixed.size() * sizeof(float));
 }
 
+// A recurrence over a chain for the state and a tree behind it, against its definition.
+void check_recurrence(const Kernels* table, Digest& digest) {
+  const size_t group = 1 + below(2), keys = 1 + below(2), heads = group * keys, width = 1 + below(4);
+  const size_t size = kTile * (1 + below(2)), values = kTile * (1 + below(3)), channels = (2 * keys * size + heads * values);
+  const bool delta = below(2), several = below(8) == 0;
+  const size_t applied = several ? kMostKept + below(kMostKept) : below(4), rows = applied + 1 + below(6), own = below(rows);
+  const auto x = random_floats(rows * channels), weight = random_floats(width * channels), steps = random_floats(rows * heads),
+             rates = random_floats(rows * heads), bias = random_floats(heads), z = random_floats(rows * heads * values),
+             norm = random_floats(values), skip = random_floats(heads);
+  std::vector<float> decay = random_floats(heads), zeros(channels), fades(rows * heads), shares(rows * heads);
+  for (float& each : decay) each = -std::fabs(each);
+  std::vector<float> y((rows - own) * heads * values), tiles(heads * size * values);
+  std::vector<int32_t> parents(rows);
+  std::vector<const float*> taps, step_rows, rate_rows;
+  for (size_t row = 0; row < rows; row++) {
+    parents[row] = static_cast<int32_t>(row <= applied ? row : applied + below(row - applied + 1)) - 1;
+    step_rows.push_back(steps.data() + row * heads);
+    rate_rows.push_back(rates.data() + row * heads);
+    std::vector<const float*> own_taps;
+    for (int32_t at = static_cast<int32_t>(row); own_taps.size() < width; at = at < 0 ? at : parents[at])
+      own_taps.push_back(at < 0 ? zeros.data() : x.data() + at * channels);
+    taps.insert(taps.end(), own_taps.rbegin(), own_taps.rend());
+  }
+  Recurrence job{taps.data(), step_rows.data(), delta ? rate_rows.data() : nullptr, parents.data(), rows, applied, own};
+  job.weight = weight.data();
+  job.decay = decay.data();
+  job.step_bias = bias.data();
+  job.skip = delta ? nullptr : skip.data();
+  job.norm = delta ? norm.data() : nullptr;
+  job.z = z.data() + own * heads * values;
+  job.fades = fades.data();
+  job.shares = shares.data();
+  job.state = tiles.data();
+  job.y = y.data();
+  job.width = width;
+  job.channels = channels;
+  job.heads = heads;
+  job.key_heads = keys;
+  job.key_size = size;
+  job.value_size = values;
+  job.query_at = 0;
+  job.key_at = keys * size;
+  job.value_at = 2 * keys * size;
+  job.scale = 1 / std::sqrt(static_cast<float>(size));
+  job.epsilon = 1e-6f;
+  std::vector<float> scratch(delta_floats(job));
+  table->delta_gates(job, 0, rows);
+  table->delta_heads(job, 0, heads, scratch.data());
+  for (size_t head = 0; head < heads; head++) {
+    std::vector<std::vector<double>> after;  // the state behind each row
+    for (size_t row = 0; row < rows; row++) {
+      const auto channel = [&](size_t at) {
+        double sum = 0;
+        for (size_t tap = 0; tap < width; tap++) sum += double(taps[row * width + tap][at]) * weight[tap * channels + at];
+        return sum / (1 + std::exp(-sum));
+      };
+      std::vector<double> q, k, v;
+      double q_squares = 1e-6, k_squares = 1e-6;
+      for (size_t i = 0; i < size; i++) {
+        q.push_back(channel(head / group * size + i));
+        k.push_back(channel((keys + head / group) * size + i));
+        q_squares += q[i] * q[i];
+        k_squares += k[i] * k[i];
+      }
+      for (size_t i = 0; delta && i < size; i++) q[i] *= job.scale / std::sqrt(q_squares), k[i] /= std::sqrt(k_squares);
+      for (size_t i = 0; i < values; i++) v.push_back(channel(2 * keys * size + head * values + i));
+      const double step = std::log1p(std::exp(double(steps[row * heads + head]) + bias[head]));
+      const double fade = std::exp(decay[head] * step), share = delta ? 1 / (1 + std::exp(-rates[row * heads + head])) : step;
+      std::vector<double> next(size * values), result(values);
+      if (parents[row] >= 0) next = after[parents[row]];
+      double squares = 0;
+      for (size_t j = 0; j < values; j++) {
+        double known = 0;
+        for (size_t i = 0; i < size; i++) known += k[i] * (next[i * values + j] *= fade);
+        const double added = share * (delta ? v[j] - known : v[j]);
+        for (size_t i = 0; i < size; i++) result[j] += q[i] * (next[i * values + j] += k[i] * added);
+        if (!delta) result[j] += skip[head] * v[j];
+        squares += result[j] * result[j];
+      }
+      for (size_t j = 0; row >= own && j < values; j++) {
+        const double gate = z[(row * heads + head) * values + j];
+        double wanted = result[j] * gate / (1 + std::exp(-gate));
+        if (delta) wanted *= norm[j] / std::sqrt(squares / values + 1e-6);
+        expect(std::fabs(y[((row - own) * heads + head) * values + j] - wanted) < 1e-3 * (1 + std::fabs(wanted)),
+               "a recurrence is wrong");
+      }
+      after.push_back(next);
+    }
+    for (size_t i = 0; applied != 0 && i < size; i++)
+      for (size_t j = 0; j < values; j++) {
+        const size_t tile = j / 32, wide = values - tile * 32 < 32 ? kTile : 32;
+        const double wanted = after[applied - 1][i * values + j];
+        expect(std::fabs(tiles[head * size * values + tile * 32 * size + i * wide + j % 32] - wanted) < 1e-3 * (1 + std::fabs(wanted)),
+               "a recurrence's state is wrong");
+      }
+  }
+  digest.add(y.data(), y.size() * sizeof(float));
+  digest.add(tiles.data(), tiles.size() * sizeof(float));
+}
+
 // Draws from one row of the given kind with one in `sparse` of many combinations of options; buffers have their exact
 // size.
 void check_draws(int kind, size_t sparse, Digest& digest) {
@@ -375,6 +475,7 @@ int main(int count, char** arguments) {
       for (const bool int8_cache : {false, true})
         for (const bool poisoned : {false, true}) check_attention(table, digest, int8_cache, poisoned);
       check_others(table, digest);
+      check_recurrence(table, digest);
     }
     std::printf("%s %016llx\n", name, static_cast<unsigned long long>(digest.value));
     if (first == 0) first = digest.value;
