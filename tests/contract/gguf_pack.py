@@ -14,16 +14,20 @@ from tests.contract.toy_graph import ToyShape
 TOKENIZER = "tokenizer.json"
 
 
-def write_pack(root: Path, opener: GgufOpener, *, gguf: bool = True) -> Path:
-    """Write a target and a draft with one layer fewer; without `gguf` the entries name their graphs instead."""
+def write_pack(root: Path, opener: GgufOpener, *, gguf: bool = True, architecture: str = "qwen2") -> Path:
+    """Write a target and a draft with one layer fewer; without `gguf` the entries name their graphs instead.
+
+    Hybrids have two layers more: the draft too has both kinds.
+    """
     base = toy_pair()
     root.mkdir()
     tokenizer = base.tokenizer
     (root / TOKENIZER).write_text(tokenizer._inner.to_str(), encoding="utf-8")
     models = {}
-    for role, layers in (("target", 2), ("draft", 1)):
+    more = 0 if architecture == "qwen2" else 2
+    for role, layers in (("target", 2 + more), ("draft", 1 + more)):
         shape = ToyShape(rows=tokenizer.size + 3, layers=layers)
-        models[role] = _copy(opener, shape, root, role=role, gguf=gguf)
+        models[role] = _copy(opener, shape, root, role=role, gguf=gguf, architecture=architecture)
     files = [path for path in root.rglob("*") if path.is_file()]
     entries = {
         path.relative_to(root).as_posix(): FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
@@ -43,12 +47,12 @@ def write_pack(root: Path, opener: GgufOpener, *, gguf: bool = True) -> Path:
     return root
 
 
-def _copy(opener: GgufOpener, shape: ToyShape, root: Path, *, role: str, gguf: bool) -> ModelEntry:
-    entry = opener.entry(shape)
+def _copy(opener: GgufOpener, shape: ToyShape, root: Path, *, role: str, gguf: bool, architecture: str) -> ModelEntry:
+    entry = opener.entry(shape, architecture)
     names = [entry.gguf] if gguf else [entry.weights, *(graph.file for graph in entry.graphs.values())]
     (root / role).mkdir()
     for name in names:
-        shutil.copy(opener.root(shape) / name, root / role / name)
+        shutil.copy(opener.root(shape, architecture) / name, root / role / name)
     if gguf:
         path = f"{role}/{entry.gguf}"
         return replace(entry, gguf=path, weights=path, graphs={})
