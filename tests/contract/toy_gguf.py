@@ -132,6 +132,10 @@ def _transformer(shape: ToyShape, *, architecture: str) -> dict[str, Floats]:
             block = {name: values for name, values in block.items() if ".ffn_" in name} | _convolution(shape, layer)
         found |= block
         found |= {f"blk.{layer}.{norm}.weight": ones for norm in norms}
+    if architecture == "lfm2":
+        rng = np.random.default_rng(shape.seed)
+        scaled = {name: rng.uniform(0.5, 1.5, len(each)) for name, each in found.items() if each.ndim == 1}
+        found |= {name: values.astype(np.float32) for name, values in scaled.items()}
     return found
 
 
