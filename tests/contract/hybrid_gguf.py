@@ -200,7 +200,11 @@ def _qwen_fields(writer: GGUFWriter, config: Qwen3_5TextConfig) -> None:
     writer.add_ssm_group_count(config.linear_num_key_heads)
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
-    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+    recurrent = [kind == "linear_attention" for kind in config.layer_types]
+    if recurrent[0]:
+        writer.add_full_attention_interval(recurrent.index(False) + 1)
+    else:
+        writer.add_array("qwen35.attention.recurrent_layers", recurrent)
 
 
 def _granite_fields(writer: GGUFWriter, config: GraniteMoeHybridConfig) -> None:

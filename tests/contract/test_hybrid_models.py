@@ -6,19 +6,46 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgedecode
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import ModelEntry
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
-from tests.contract.conftest import open_entry, open_gguf
+from tests.contract.conftest import GgufOpener, open_entry, open_gguf
+from tests.contract.gguf_pack import write_pack
+from tests.contract.toy_graph import ToyShape
 
 torch = pytest.importorskip("torch", reason="the export extra is not installed")
 hybrid_gguf = pytest.importorskip("tests.contract.hybrid_gguf", reason="transformers or gguf is missing")
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
+GGUF = "model.gguf"
 ROWS, CONTEXT = 96, 1024
 TOKENS = np.random.default_rng(3).integers(0, ROWS, 512).tolist()
 NAMES = {"qwen35": hybrid_gguf.tiny_qwen, "granitehybrid": hybrid_gguf.tiny_granite}
+
+
+def entry_of(architecture: str, *, rows: int, layers: int, head_size: int) -> ModelEntry:
+    """Return the entry of a tiny model's file."""
+    return ModelEntry(
+        architecture=architecture,
+        rows=rows,
+        context=CONTEXT,
+        hidden_size=64,
+        layers=layers,
+        kv_heads=2,
+        head_size=head_size,
+        parameters=1,
+        weights=GGUF,
+        graphs={},
+        bits=32,
+        block_size=32,
+        head_bits=32,
+        license="",
+        source="",
+        gguf=GGUF,
+    )
 
 
 class Written:
@@ -26,25 +53,9 @@ class Written:
 
     def __init__(self, folder: Path, architecture: str) -> None:
         self.folder, self.model = folder, hybrid_gguf.random_model(NAMES[architecture]())
-        hybrid_gguf.write_hybrid(self.model, folder / "model.gguf")
-        self.entry = ModelEntry(
-            architecture=architecture,
-            rows=ROWS,
-            context=CONTEXT,
-            hidden_size=64,
-            layers=4,
-            kv_heads=2,
-            head_size=self.model.config.hidden_size // 4 if architecture == "granitehybrid" else 32,
-            parameters=1,
-            weights="model.gguf",
-            graphs={},
-            bits=32,
-            block_size=32,
-            head_bits=32,
-            license="",
-            source="",
-            gguf="model.gguf",
-        )
+        hybrid_gguf.write_hybrid(self.model, folder / GGUF)
+        size = 16 if architecture == "granitehybrid" else 32
+        self.entry = entry_of(architecture, rows=ROWS, layers=4, head_size=size)
 
     def ours(self) -> OnnxModel:
         model = open_entry(self.entry, self.folder, budget=Budget())
@@ -89,7 +100,7 @@ def test_logits_are_those_of_llama_cpp(written: Written) -> None:
 
 
 def test_a_quantized_file_gives_the_logits_of_its_weights(written: Written, tmp_path: Path) -> None:
-    hybrid_gguf.write_hybrid(written.model, tmp_path / "model.gguf", quantization="Q8_0")
+    hybrid_gguf.write_hybrid(written.model, tmp_path / GGUF, quantization="Q8_0")
     found = read(open_entry(written.entry, tmp_path, budget=Budget()), width=512)
     expected = written.logits(hybrid_gguf.rounded(written.model, "Q8_0"))
     lost = np.abs(expected - written.logits()).mean()
@@ -115,8 +126,41 @@ def test_trees_have_the_bits_of_their_branches(written: Written) -> None:
     assert state.length == plain.length > 150
 
 
+def test_drafts_of_every_kind_give_the_text_of_plain_decoding(tmp_path: Path) -> None:
+    with edgedecode.load(write_pack(tmp_path / "pack", _Opener(tmp_path)), runtime="onnx", threads=1) as pair:
+        assert pair.target.card.row_invariant
+        texts, accepted = dict[str, object](), dict[str, int]()
+        for drafter in ("none", "suffix", "recycle", "model", "tree"):
+            options = SessionOptions(
+                drafter=drafter,
+                sampling=SamplingOptions(temperature=0.7, top_k=6),
+                draft_max=None if drafter == "none" else 6,
+                seed=7,
+                context=400,
+                details=SessionDetails(ignore_eos=True),
+            )
+            with pair.session(options) as session:
+                answers = [session.generate(f"hello {number}", max_tokens=90) for number in range(2)]
+            texts[drafter] = [answer.tokens for answer in answers]
+            accepted[drafter] = sum(answer.stats.accepted for answer in answers)
+        assert all(text == texts["none"] for text in texts.values())
+        assert all(count > 0 for drafter, count in accepted.items() if drafter != "none"), accepted
+
+
+class _Opener(GgufOpener):
+    """Writes Qwen3.5's files for `write_pack`."""
+
+    def entry(self, shape: ToyShape, architecture: str = "", quantization: str = "") -> ModelEntry:
+        root = self.root(shape)
+        root.mkdir()
+        kinds = ["full_attention", "linear_attention"][: shape.layers]
+        config = hybrid_gguf.tiny_qwen(vocab_size=shape.rows, num_hidden_layers=shape.layers, layer_types=kinds)
+        hybrid_gguf.write_hybrid(hybrid_gguf.random_model(config), root / GGUF)
+        return entry_of("qwen35", rows=shape.rows, layers=shape.layers, head_size=config.head_dim)
+
+
 @pytest.mark.parametrize("written", ["qwen35"], indirect=True)
 def test_layers_that_draft_are_left_out(written: Written, tmp_path: Path) -> None:
-    hybrid_gguf.write_hybrid(written.model, tmp_path / "model.gguf", drafting=True)
+    hybrid_gguf.write_hybrid(written.model, tmp_path / GGUF, drafting=True)
     found = open_entry(written.entry, tmp_path, budget=Budget())
     assert np.array_equal(read(found, width=64, count=100), read(written.ours(), width=64, count=100))
