@@ -14,7 +14,7 @@ from tests.contract.conftest import GgufOpener
 from tests.contract.gguf_pack import write_pack
 
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
-GREEDY, SAMPLED = SamplingOptions(temperature=0.0), SamplingOptions(temperature=0.7, top_k=6)
+GREEDY, SAMPLED = SamplingOptions(temperature=0.0), SamplingOptions(temperature=0.7, top_k=3)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def pair(root: Path) -> Iterator[Pair]:
 def options(drafter: str, sampling: SamplingOptions, *, draft_max: int | None = None, seed: int = 7) -> SessionOptions:
     details = SessionDetails(ignore_eos=True)
     return SessionOptions(
-        drafter=drafter, sampling=sampling, draft_max=draft_max, seed=seed, context=400, details=details
+        drafter=drafter, sampling=sampling, draft_max=draft_max, seed=seed, context=480, details=details
     )
 
 
@@ -44,7 +44,7 @@ def test_drafts_of_every_kind_give_the_text_of_plain_decoding(pair: Pair) -> Non
         answers = []
         for sampling in (GREEDY, SAMPLED):
             with pair.session(options(drafter, sampling, draft_max=None if drafter == "none" else 6)) as session:
-                answers += [session.generate(f"hello {number}", max_tokens=90) for number in range(2)]
+                answers += [session.generate(f"hello {number}", max_tokens=90) for number in range(3)]
         texts[drafter] = [answer.tokens for answer in answers]
         accepted[drafter] = sum(answer.stats.accepted for answer in answers)
     assert all(text == texts["none"] for text in texts.values())
@@ -68,7 +68,7 @@ def test_answers_at_once_are_those_alone(pair: Pair) -> None:
 def test_a_changed_chat_reads_little_again(pair: Pair) -> None:
     """A message that is asked again, or in other words, begins at the state before it; its answer is a fresh one's."""
     with pair.session(options("recycle", GREEDY, draft_max=4)) as session:
-        session.generate("a long question " * 10, max_tokens=30)
+        session.generate("a long question " * 16, max_tokens=30)
         kept = session.messages
         first = session.generate("what is it?", max_tokens=30)
         session.reset(kept)
