@@ -9,6 +9,9 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.arrays import FloatArray
+from edgedecode.export.imports.gguf_import import import_gguf_pair
+from edgedecode.export.imports.imported_pack import ImportRequest
+from edgedecode.export.stages import Stages
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import ModelEntry
 from edgedecode.runtimes.onnx.kernels.trial import tried
@@ -16,8 +19,10 @@ from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from tests.contract.conftest import GgufOpener, open_entry, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.toy_graph import ToyShape
+from tests.small_tokenizers import byte_level
 
 torch = pytest.importorskip("torch", reason="the export extra is not installed")
+toy_gguf = pytest.importorskip("tests.contract.toy_gguf", reason="gguf is missing")
 hybrid_gguf = pytest.importorskip("tests.contract.hybrid_gguf", reason="transformers or gguf is missing")
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
 GGUF = "model.gguf"
@@ -164,3 +169,24 @@ def test_layers_that_draft_are_left_out(written: Written, tmp_path: Path) -> Non
     hybrid_gguf.write_hybrid(written.model, tmp_path / GGUF, drafting=True)
     found = open_entry(written.entry, tmp_path, budget=Budget())
     assert np.array_equal(read(found, width=64, count=100), read(written.ours(), width=64, count=100))
+
+
+def test_an_imported_file_says_what_is_left_out_and_gives_one_text_on_both_engines(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    tokenizer = byte_level()
+    rows = tokenizer.get_vocab_size()
+    model = hybrid_gguf.random_model(hybrid_gguf.tiny_qwen(vocab_size=rows))
+    hybrid_gguf.write_hybrid(
+        model,
+        tmp_path / GGUF,
+        drafting=True,
+        vocabulary=lambda writer: toy_gguf.write_tokenizer(writer, tokenizer, rows=rows),
+    )
+    manifest = import_gguf_pair(ImportRequest(target=tmp_path / GGUF, draft=None, out=tmp_path / "pack"), Stages())
+    assert "its layers for multi-token prediction are not used" in manifest.models["target"].notes
+    options = SessionOptions(drafter="none", sampling=SamplingOptions(), details=SessionDetails(ignore_eos=True))
+    texts = set()
+    for runtime in ("onnx", "llama"):
+        with edgedecode.load(tmp_path / "pack", runtime=runtime, threads=1) as pair, pair.session(options) as session:
+            texts.add(session.generate("hello", max_tokens=24).tokens)
+    assert len(texts) == 1

@@ -52,7 +52,7 @@ def write_toy_gguf(
     tensors = _recurrent(shape) if architecture == "mamba" else _transformer(shape, architecture=architecture)
     writer = GGUFWriter(folder / GGUF, architecture)
     _fields(writer, shape, architecture=architecture)
-    _vocabulary(writer, tokenizer, rows=shape.rows)
+    write_tokenizer(writer, tokenizer, rows=shape.rows)
     for name, values in tensors.items():
         _add(writer, name, np.ascontiguousarray(values, np.float32), quantization=quantization)
     writer.write_header_to_file()
@@ -107,7 +107,7 @@ def _fields(writer: GGUFWriter, shape: ToyShape, *, architecture: str) -> None:
         writer.add_sliding_window(shape.window)
 
 
-def _vocabulary(writer: GGUFWriter, tokenizer: tokenizers.Tokenizer | None, *, rows: int) -> None:
+def write_tokenizer(writer: GGUFWriter, tokenizer: tokenizers.Tokenizer | None, *, rows: int) -> None:
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return
