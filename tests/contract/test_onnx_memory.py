@@ -184,9 +184,17 @@ def test_plan_bounds_measured_memory(opener: Opener, bits: int, block: int, need
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize(("quantization", "needs"), [("", ""), ("Q8_0", ""), ("Q4_K_M", ""), ("Q4_K_M", "squares")])
-def test_plan_bounds_the_measured_memory_of_a_gguf_file(gguf_opener: GgufOpener, quantization: str, needs: str) -> None:
-    root, entry = gguf_alone(gguf_opener, quantization)
+@pytest.mark.parametrize(
+    ("architecture", "quantization", "needs"),
+    [
+        *(("qwen2", "", ""), ("qwen2", "Q8_0", ""), ("qwen2", "Q4_K_M", ""), ("qwen2", "Q4_K_M", "squares")),
+        *(("lfm2", "", ""), ("lfm2", "Q8_0", "lora")),
+    ],
+)
+def test_plan_bounds_the_measured_memory_of_a_gguf_file(
+    gguf_opener: GgufOpener, architecture: str, quantization: str, needs: str
+) -> None:
+    root, entry = gguf_alone(gguf_opener, quantization, architecture)
     assert_planned(measured("onnx", root, entry, *needs.split()))
 
 
@@ -204,13 +212,13 @@ def test_planned_weights_of_several_block_types_are_the_tiles(gguf_opener: GgufO
         assert 0 < sum_of(budget, "weights:") - served.nbytes < 4 * MIB
 
 
-def gguf_alone(gguf_opener: GgufOpener, quantization: str) -> tuple[Path, ModelEntry]:
+def gguf_alone(gguf_opener: GgufOpener, quantization: str, architecture: str = "qwen2") -> tuple[Path, ModelEntry]:
     """Return the folder and the entry of a measured model that has a GGUF file and no graph."""
     shape = replace(MEASURED, rows=1024, graphs=("base",))
-    entry = gguf_opener.entry(shape, quantization=quantization)
+    entry = gguf_opener.entry(shape, architecture, quantization)
     if tried() is None:
         pytest.skip("no kernels of ours here")
-    return gguf_opener.root(shape, quantization=quantization), replace(entry, graphs={}, weights=entry.gguf)
+    return gguf_opener.root(shape, architecture, quantization), replace(entry, graphs={}, weights=entry.gguf)
 
 
 @pytest.mark.memory

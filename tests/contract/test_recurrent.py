@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.errors import RuntimeUnavailable
+from edgedecode.decoding.model import AdapterUse, LowRank
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from edgedecode.runtimes.onnx.onnx_state import OnnxState
 from edgedecode.runtimes.onnx.recurrence import HEADER, Recurrence
 from tests.contract.conftest import GgufOpener, open_entry
-from tests.contract.reference import assert_close
+from tests.contract.reference import assert_close, assert_moved
 from tests.contract.toy_graph import ToyShape
 
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
@@ -209,3 +210,51 @@ def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 
     monkeypatch.setattr(OnnxModel, name, counted)
     return found
+
+
+def test_adapters_change_attention_and_mlps_and_no_convolution(gguf_opener: GgufOpener) -> None:
+    model = open_hybrid(gguf_opener, needs=("lora",))
+    rng, hidden = np.random.default_rng(0), SHAPE.hidden
+    use = AdapterUse("a", "a")
+
+    def change(layer: int, module: str, outputs: int) -> LowRank:
+        down, up = rng.standard_normal((2, hidden)), rng.standard_normal((outputs, 2))
+        return LowRank(layer, module, down.astype(np.float32), up.astype(np.float32))
+
+    model.add_adapter("a", [change(0, "gate_proj", SHAPE.mlp), change(1, "q_proj", SHAPE.heads * SHAPE.head_size)])
+    base = read(model, TOKENS[:80])[1]
+    found = [model.forward(TOKENS[:80], model.new_state(80, rows=80), rows="all", adapter=use).logits.copy()]
+    state = model.new_state(80, rows=80)
+    for start in range(0, 80, 8):
+        found.append(model.forward(TOKENS[start : start + 8], state, rows="all", adapter=use).logits.copy())
+        state.keep(range(8))
+    assert np.array_equal(found[0], np.concatenate(found[1:]))
+    assert_moved(found[0], base)
+    with pytest.raises(CapabilityError, match="takes no adapter for layer 0 q_proj"):
+        model.add_adapter("b", [change(0, "q_proj", hidden)])
+
+
+def test_states_refuse_what_they_cannot_do(model: OnnxModel) -> None:
+    """And no refusal changes them."""
+    state, plain = read(model, TOKENS[:30])[0], read(model, TOKENS[:30])[0]
+    with pytest.raises(CapabilityError, match="121 rows of a tree are pending, and recurrent layers keep 64"):
+        model.forward(TOKENS[30:151], state, parents=[-1, *range(119), -1])
+    model.forward(TOKENS[30:130], state)
+    with pytest.raises(CapabilityError, match="36 of the pending rows must be kept, and 20 are"):
+        state.keep(range(20))
+    state.crop(30)  # those rows are in the states
+    assert state.length < 30
+    rest = TOKENS[state.length : 31]
+    assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[30:31], plain).logits)
+
+
+def test_a_failed_prompt_leaves_a_state_that_goes_back(model: OnnxModel) -> None:
+    """Some layers have taken rows of it: no pass runs before the state is rolled back."""
+    state, plain = read(model, TOKENS[:30])[0], read(model, TOKENS[:30])[0]
+    with failing(state), pytest.raises(RuntimeUnavailable, match="where its rows begin"):
+        model.forward(TOKENS[30:130], state)
+    with pytest.raises(CapabilityError, match="roll the state back"):
+        model.forward(TOKENS[30:31], state)
+    state.crop(30)
+    rest = TOKENS[state.length : 31]
+    assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[30:31], plain).logits)

@@ -64,11 +64,11 @@ def write_toy_gguf(
 
 
 def _add(writer: GGUFWriter, name: str, values: Floats, *, quantization: str) -> None:
-    if quantization == "Q4_K_M" and values.ndim == 2:
+    if quantization == "Q4_K_M" and values.ndim == 2 and ".conv." not in name:
         known = "Q6_K" if name.split(".")[-2] in SIX_BITS else "Q4_K"
         blocks = blocks_of(known, (values.shape[0], values.shape[1]))
         writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[known])
-    elif quantization and values.ndim == 2:
+    elif quantization and values.ndim == 2 and ".conv." not in name:
         kind = GGMLQuantizationType[quantization]
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     else:

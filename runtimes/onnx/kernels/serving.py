@@ -24,6 +24,8 @@ from .rewriting import GIVEN_TILES, GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels
 
 PRODUCT = "MatMulNBits"
+_RECURRENT_NBYTES = 512
+"""Of a row, for 64 heads: two factors each. Places of earlier inputs take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def serve(
         sum(tiles_nbytes(library, stored) for name, stored in rewritten.sources().items() if name != GIVEN_TILES),
         read.weights,
         read.digest,
-        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads) + narrow,
+        _scratch_nbytes(entry, read, rows=rows, widest=max(inner, default=0), threads=threads) + narrow,
         read.features,
     )
 
@@ -171,6 +173,8 @@ class _Read:
     digest: str
     heads: int
     """Most query heads of an attention node."""
+    channels: int
+    """Most values of a row of a recurrent operator's result; 0: there is none."""
     features: tuple[str, ...] = ()
 
 
@@ -203,9 +207,13 @@ def _rewritten(
     mapped.release()
     if mapped.findings != known:
         keep_findings(digest, mapped.findings)
-    heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
-    most = max((each for each in heads if isinstance(each, int)), default=0)
-    return _Read(rewritten, mapped, digest, most, features)
+    heads, channels = (_most(file, name) for name in ("num_heads", "channels"))
+    return _Read(rewritten, mapped, digest, heads, channels, features)
+
+
+def _most(file: GraphFile, attribute: str) -> int:
+    found = (node.attributes.get(attribute, 0) for node in file.nodes)
+    return max((each for each in found if isinstance(each, int)), default=0)
 
 
 def _opened(
@@ -222,9 +230,13 @@ def _opened(
         raise NotServed(str(error)) from None
 
 
-def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:
-    """Return a bound on our operators' memory (`Scratch`): rounded rows, queries; per thread scores, slots' owners."""
+def _scratch_nbytes(entry: ModelEntry, read: _Read, *, rows: int, widest: int, threads: int) -> int:
+    """Return a bound on our operators' memory (`Scratch`): rounded rows, queries; per thread scores, slots' owners.
+
+    Of recurrent operators: a row's inputs, and for each of its heads or earlier inputs some bytes.
+    """
     rounded = rows * widest * 19 // 8  # up to two bytes per value, and twelve per 32: a scale and two sums
-    queries = rows * heads * entry.head_size * 4
+    queries = rows * read.heads * entry.head_size * 4
+    recurrent = rows * (4 * read.channels + _RECURRENT_NBYTES) if read.channels else 0
     scores = threads * 4 * (16 * (entry.context + 32 + 3 * entry.head_size + rows) + entry.context)
-    return rounded + queries + scores
+    return rounded + queries + scores + recurrent
