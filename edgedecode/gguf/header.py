@@ -189,6 +189,9 @@ def _head_fault(contents: Contents, architecture: str) -> str:
         return f"its {heads} heads do not share {sorted(counts)} KV heads evenly"
     if not contents.fields.get(f"{architecture}.rope.dimension_count", 1) and architecture in ROTATING:
         return "its rotary embedding rotates nothing, with which the engine never ends"
+    inner, recurrent = (contents.integer(f"{architecture}.ssm.{name}") for name in ("inner_size", "time_step_rank"))
+    if recurrent and (inner % recurrent or (architecture == "granitehybrid" and inner != 2 * hidden)):
+        return f"its recurrent layers have {recurrent} heads and {inner} values"
     if rotated % 2 or (heads and rotated > (size or hidden // heads)):
         return f"its rotary embedding rotates {rotated} values of heads of {size or hidden // max(1, heads)}"
     return _query_fault(contents, architecture, heads * (size or hidden // max(1, heads)))

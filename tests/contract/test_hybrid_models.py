@@ -1,5 +1,6 @@
 """Models with gated recurrences on our own kernels: against transformers and llama.cpp, in passes of every width."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.arrays import FloatArray
+from edgedecode.errors import EdgeDecodeError
 from edgedecode.export.imports.gguf_import import import_gguf_pair
 from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.stages import Stages
@@ -169,6 +171,29 @@ def test_layers_that_draft_are_left_out(written: Written, tmp_path: Path) -> Non
     hybrid_gguf.write_hybrid(written.model, tmp_path / GGUF, drafting=True)
     found = open_entry(written.entry, tmp_path, budget=Budget())
     assert np.array_equal(read(found, width=64, count=100), read(written.ours(), width=64, count=100))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda writer: writer.add_ssm_inner_size(126), "4 heads and 126 values"),
+        (lambda writer: writer.add_ssm_inner_size(64), "4 heads and 64 values|blk.0.ssm_conv1d.weight has the shape"),
+        (lambda writer: writer.add_ssm_state_size(24), "heads of 24 keys and 32 values"),
+        (lambda writer: writer.add_ssm_conv_kernel(17), "convolve 17 rows"),
+        (lambda writer: writer.add_ssm_group_count(3), "4 heads for 3"),
+        (lambda writer: writer.add_ssm_conv_kernel(5), r"has the shape \[4, \d+\], not \[5, \d+\]"),
+    ],
+)
+def test_files_whose_sizes_do_not_fit_are_refused(
+    written: Written, change: Callable[[Any], None], reason: str, tmp_path: Path
+) -> None:
+    def fields(writer: Any) -> None:
+        writer.add_tokenizer_model("none")
+        change(writer)
+
+    hybrid_gguf.write_hybrid(written.model, tmp_path / GGUF, vocabulary=fields)
+    with pytest.raises(EdgeDecodeError, match=reason):
+        open_entry(written.entry, tmp_path, budget=Budget())
 
 
 def test_an_imported_file_says_what_is_left_out_and_gives_one_text_on_both_engines(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_TILE = 16
+_TILE, _MOST_SIZE, _MOST_WIDTH = 16, 512, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,16 @@ class GatedRecurrence:
     value_size: int
     width: int
     delta: bool = True
+
+    @property
+    def fault(self) -> str:
+        """Say why `GatedDelta` does not serve these sizes; empty: it does."""
+        sizes = self.key_size, self.value_size
+        if any(size % _TILE or not 0 < size <= _MOST_SIZE for size in sizes):
+            return f"its recurrent layers have heads of {sizes[0]} keys and {sizes[1]} values"
+        if self.heads % self.key_heads or not 0 < self.width <= _MOST_WIDTH:
+            return f"its recurrent layers have {self.heads} heads for {self.key_heads}, and convolve {self.width} rows"
+        return ""
 
     @property
     def keys(self) -> int:

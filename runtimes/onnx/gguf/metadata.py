@@ -25,11 +25,11 @@ from .gated_recurrence import GatedRecurrence
 _NO_CAP = 1e4
 _NORMS = ("attn_norm", "ffn_norm", *AFTER_NORMS)
 _PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_GATED = {
+GATED = {
     GATED_DELTA: ("attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_norm", "ssm_out"),
     MAMBA2: ("ssm_in", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt", "ssm_norm", "ssm_out"),
 }
-_RECURRENT = {**_GATED, CONVOLUTION: ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")}
+_RECURRENT = {**GATED, CONVOLUTION: ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")}
 """The tensors of layers with something else than attention."""
 _LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
 _MODEL_PARTS = frozenset(("token_embd", "output"))
@@ -209,7 +209,7 @@ class Metadata:
             **dict.fromkeys(HEAD_NORMS, (facts.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
-        if facts.mixer in _GATED:
+        if facts.mixer in GATED:
             sizes |= self.recurrence.shapes(self.hidden)
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected

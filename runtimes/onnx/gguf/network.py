@@ -20,7 +20,7 @@ from ..graph_session import FULL_BIAS, HIDDEN, SCALARS, WINDOW_BIAS
 from ..kernels.products import FLOAT, serves_head
 from ..recurrence import KEPT_ROWS
 from .graph_writer import INT64, MICROSOFT
-from .metadata import Metadata
+from .metadata import GATED, Metadata
 from .recurrent_layers import RecurrentLayers
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece
@@ -61,6 +61,8 @@ def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
     for size in (layer.head_size for layer in layers if layer.mixer == ATTENTION):
         if not serves_head(size):
             weights.refuse(f"its head size is {size}")
+    if metadata.architecture.recurrent in GATED and (fault := metadata.recurrence.fault):
+        weights.refuse(fault)
     tensors = {name: each for name, each in metadata.contents.tensors.items() if not metadata.is_draft(name)}
     weights.leave_out(metadata.contents.tensors.keys() - tensors.keys())
     if unknown := next((name for name in tensors if not metadata.knows(name)), None):
