@@ -138,7 +138,7 @@ class OnnxModel(SessionModel[OnnxState]):
             if self._footprint.recurrent:
                 from .recurrence import Recurrence  # late: few models have such layers
 
-                state.recurrence = Recurrence(self._engine, self._footprint.recurrent)
+                state.recurrence = Recurrence(self._engine, self._footprint.recurrent, capacity=capacity)
             state.binding = self._bind(state)
             return state
 

@@ -29,7 +29,7 @@ TREE_ROW_NBYTES = 64 + 72
 def state_nbytes(footprint: Footprint, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
     """Return the bytes of a state of `capacity` rows; tiled: for our attention."""
     position = position_nbytes(footprint.caches, kv_type=kv_type) + TREE_ROW_NBYTES
-    return slot_count(capacity, tiled=tiled) * position + recurrent_nbytes(footprint.recurrent)
+    return slot_count(capacity, tiled=tiled) * position + recurrent_nbytes(footprint.recurrent, capacity)
 
 
 def position_nbytes(caches: Sequence[CacheShape], *, kv_type: str) -> int:

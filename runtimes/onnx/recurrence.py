@@ -31,7 +31,9 @@ HEADER = 16
 _EVERY, _LARGE = 64, 16
 """A snapshot is taken before a pass if the states have moved on by this many rows since the last one, or before a pass
 of that many, which is a new message's."""
-_SNAPSHOTS_NBYTES, _FEWEST, _MOST = 1 << 26, 2, 8
+_POSITION_NBYTES, _LONG, _FEWEST, _MOST = 1 << 16, 1024, 2, 8
+"""Snapshots take so many bytes for each position up to 1,024, from which on there are two at least: few positions are
+soon read again, and where there is room for few only, memory is short."""
 _FLOAT_NBYTES = 4
 
 
@@ -51,25 +53,26 @@ def recurrent_shapes(inputs: Iterable[tuple[str, Sequence[int | str | None]]]) -
     return tuple(RecurrentShape(name, int(size), int(sizes[PAST_ROWS + name] or 0)) for name, size in values.items())
 
 
-def recurrent_nbytes(shapes: Sequence[RecurrentShape]) -> int:
-    """Return the bytes of a state's recurrent layers, with the snapshots."""
+def recurrent_nbytes(shapes: Sequence[RecurrentShape], capacity: int) -> int:
+    """Return the bytes of the recurrent layers of a state of `capacity` rows, with the snapshots."""
     states, rows = sum(each.values for each in shapes), sum(each.width for each in shapes)
-    return _FLOAT_NBYTES * (states * (1 + _snapshot_count(states)) + SLOTS * rows)
+    return _FLOAT_NBYTES * (states * (1 + _snapshot_count(states, capacity)) + SLOTS * rows)
 
 
-def _snapshot_count(states: int) -> int:
-    return max(_FEWEST, min(_MOST, _SNAPSHOTS_NBYTES // max(1, _FLOAT_NBYTES * states)))
+def _snapshot_count(states: int, capacity: int) -> int:
+    nbytes = _POSITION_NBYTES * min(_LONG, capacity)
+    return max(_FEWEST if capacity >= _LONG else 0, min(_MOST, nbytes // max(1, _FLOAT_NBYTES * states)))
 
 
 class Recurrence:
     """The recurrent layers' memory of one sequence. The state over it tells which rows are pending and settled."""
 
-    def __init__(self, engine: Untyped, shapes: Sequence[RecurrentShape]) -> None:
+    def __init__(self, engine: Untyped, shapes: Sequence[RecurrentShape], *, capacity: int) -> None:
         self._states = np.zeros(sum(each.values for each in shapes), np.float32)
         self._snapshots: dict[int, npt.NDArray[np.float32]] = {}
         """By position, ascending."""
-        self._most = _snapshot_count(self._states.size)
-        self._free = [np.empty_like(self._states) for _ in range(self._most)]
+        count = _snapshot_count(self._states.size, capacity)
+        self._free = [np.empty_like(self._states) for _ in range(count)]
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._memories: list[tuple[str, Untyped]] = []
         start = 0
@@ -177,11 +180,11 @@ class Recurrence:
 
     def _snapshot(self, *, large: bool) -> None:
         moved = self._base - next(reversed(self._snapshots), 0)
-        if self._uneven or moved < (1 if large else _EVERY):
+        if self._uneven or moved < (1 if large else _EVERY) or not (self._free or self._snapshots):
             return
-        if not self._free:  # the one whose neighbours are closest
-            held = [0, *self._snapshots]
-            gaps = [after - before for before, after in zip(held, held[2:], strict=False)]
+        if not self._free:  # the gap that it leaves is the smallest beside the way back to it
+            held = [0, *self._snapshots, self._base]
+            gaps = [(after - before) / (self._base - before) for before, after in zip(held, held[2:], strict=False)]
             self._free.append(self._snapshots.pop(held[1 + int(np.argmin(gaps))]))
         memory = self._free.pop()
         memory[:] = self._states

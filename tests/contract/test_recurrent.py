@@ -15,7 +15,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from edgedecode.runtimes.onnx.onnx_state import OnnxState
-from edgedecode.runtimes.onnx.recurrence import HEADER, Recurrence
+from edgedecode.runtimes.onnx.recurrence import HEADER, SLOTS, Recurrence, RecurrentShape, recurrent_nbytes
 from tests.contract.conftest import GgufOpener, open_entry
 from tests.contract.reference import assert_close, assert_moved
 from tests.contract.toy_graph import ToyShape
@@ -258,3 +258,26 @@ def test_a_failed_prompt_leaves_a_state_that_goes_back(model: OnnxModel) -> None
     state.crop(30)
     rest = TOKENS[state.length : 31]
     assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[30:31], plain).logits)
+
+
+def test_a_long_text_goes_back_a_little_further_only(model: OnnxModel) -> None:
+    """Snapshots lie closer together at its end, where changes are likely. Where all are gone, it begins anew."""
+    state, _ = read(model, TOKENS[:390], width=1)
+    for length in (380, 300, 150):
+        state.crop(length)
+        assert length - state.length <= (390 - length) + 2 * SLOTS
+        more = TOKENS[state.length : 390]
+        model.forward(more, state, rows="none")
+        state.keep(range(len(more)))
+    state.crop(390)
+    state.crop(389)
+    assert state.length == 389  # no layer has those rows yet
+    model.forward(TOKENS[389:390], state, rows="none")
+    state.crop(40)
+    assert state.length == 0
+
+
+@pytest.mark.parametrize(("nbytes", "capacity", "count"), [(83_000, 200, 8), (19 << 20, 500, 1), (50 << 20, 4000, 2)])
+def test_snapshots_are_few_where_states_are_large(nbytes: int, capacity: int, count: int) -> None:
+    shape = RecurrentShape("0", nbytes // 4, 1000)
+    assert recurrent_nbytes([shape], capacity) == 4 * ((nbytes // 4) * (1 + count) + SLOTS * 1000)
