@@ -53,6 +53,8 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
         parts.append("no drafts")
     else:
         parts.append(_drafted(stats))
+    if stats.alone_tokens:
+        parts.append(f"{stats.alone_tokens} by the device's model alone")
     if finish_reason is not FinishReason.STOP:
         parts.append(_why(stats, finish_reason))
     return " · ".join(parts)

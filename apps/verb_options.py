@@ -17,6 +17,7 @@ from edgedecode.commands import (
     thinking_budget,
 )
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
+from edgedecode.engines.interface import TARGET_KINDS
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
@@ -33,6 +34,7 @@ from .sampling_options import add_sampling_options, sampling_of
 from .terminal import show_notices
 
 if TYPE_CHECKING:
+    from edgedecode.engines.target_server import TargetServer
     from edgedecode.structured.grammar import Grammar
 
 VOTE, LIKELIEST = "vote", "mean-logprob"
@@ -98,6 +100,46 @@ def add_pack_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="llama: use the weights as they are in the file instead of repacking a copy for the CPU's kernels: "
         "slower, but memory holds them once, in pages that the system can reclaim",
+    )
+
+
+def add_target_options(parser: ArgumentParser) -> None:
+    """Add the options of a target on a server."""
+    group = parser.add_argument_group("target on a server (the pack's model drafts here; the text leaves this device)")
+    group.add_argument(
+        "--target-url", metavar="URL", help="server whose model verifies the drafts, as http://host:8000"
+    )
+    group.add_argument(
+        "--target-kind",
+        choices=TARGET_KINDS,
+        default=TARGET_KINDS[0],
+        help="kind of server (default: %(default)s, run with `serve --verify-drafts`)",
+    )
+    group.add_argument("--target-model", default="", metavar="NAME", help="the model's name there")
+    group.add_argument("--target-key-env", default="", metavar="VARIABLE", help="environment variable with its key")
+    group.add_argument(
+        "--offline",
+        choices=("draft",),
+        help="draft: where the server does not answer, the pack's model goes on alone, and what it wrote is counted",
+    )
+
+
+def target_server(arguments: Namespace) -> "TargetServer | None":
+    """Return the server of the target; None: it is on this device. Raises InputError for options without one."""
+    url: str | None = getattr(arguments, "target_url", None)
+    if url is None:
+        for name in ("target_model", "target_key_env", "offline"):
+            if getattr(arguments, name, None):
+                raise InputError(f"--{name.replace('_', '-')} needs --target-url: the server that it is about")
+        return None
+    from edgedecode.engines.target_server import TargetServer  # late: most targets are on this device
+
+    return TargetServer(
+        url,
+        kind=arguments.target_kind,
+        model=arguments.target_model,
+        key_variable=arguments.target_key_env,
+        offline=arguments.offline is not None,
     )
 
 
@@ -238,8 +280,8 @@ def open_pair(arguments: Namespace, *, swaps: bool = False) -> Pair:
 def open_located(arguments: Namespace, memory: str | SharedBudget | None, *, swaps: bool) -> Pair:
     """Open the pack whose folder is in the arguments. swaps: as for `open_pair`."""
     adapter = getattr(arguments, "adapter", None)
-    adapters = adapter is not None
-    if adapter is not None or swaps:  # before the engines are measured
+    adapters, server = adapter is not None, target_server(arguments)
+    if adapter is not None or (swaps and server is None):  # before the engines are measured
         manifest = Manifest.load(Path(arguments.model))
         if adapter is not None:
             manifest.located_adapter(adapter[0])
@@ -264,6 +306,7 @@ def load_options(arguments: Namespace) -> LoadOptions:
         mmap=not arguments.no_mmap,
         repack=not arguments.no_repack,
         hidden=getattr(arguments, "embeddings", False),
+        server=target_server(arguments),
     )
 
 
@@ -334,6 +377,7 @@ def system_messages(text: str | None) -> list[Message]:
 
 def check_early(arguments: Namespace) -> None:
     """Raise InputError for values of options that no pack takes."""
+    target_server(arguments)
     if hasattr(arguments, "rule"):  # the verb has all session options
         sampling_of(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import (
@@ -16,7 +17,7 @@ from edgedecode.engines.interface import (
     Runtime,
     draft_engine,
 )
-from edgedecode.engines.registry import find_runtime
+from edgedecode.engines.registry import find_runtime, find_targets
 from edgedecode.engines.selection import (
     AUTO,
     EngineRequest,
@@ -44,6 +45,9 @@ from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
+if TYPE_CHECKING:  # most targets are on this device
+    from edgedecode.engines.target_server import TargetServer
+
 __all__ = ["KV_TYPES", "SMALLER_KV", "LoadOptions", "load"]
 
 SMALLER_KV = "int8"
@@ -64,6 +68,7 @@ class LoadOptions:
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
     hidden: it also gives its hidden states (`HiddenModel`): on our kernels.
+    server: the target runs there, and the pack's target drafts here; its head, draft and adapters are not used.
     """
 
     provider: str = "cpu"
@@ -74,6 +79,7 @@ class LoadOptions:
     repack: bool = True
     squares: bool = False
     hidden: bool = False
+    server: "TargetServer | None" = None
 
     def __post_init__(self) -> None:
         kinds = {"provider": str, "draft_on": str, "context": int}
@@ -82,6 +88,8 @@ class LoadOptions:
             value, optional = getattr(self, name), name in ("draft_on", "context")
             if not isinstance(value, kind) and not (optional and value is None):
                 raise InputError(f"{name} is {value!r}: give a value of the type {kind.__name__}")
+        if self.server is not None and self.draft_on is not None:
+            raise InputError("the target is on a server, and the draft on the pack's engine: leave out draft_on")
         if self.context is not None and self.context < 1:
             raise InputError(f"context {self.context} is too small: the minimum is 1")
 
@@ -123,7 +131,10 @@ def load(
             _warn_if_short(manifest)
             engine = named_engine(wanted)
             reading = Budget(limit) if shared is None else shared.part()
-            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, reading), limit, place, shared)
+            tokenizer = pack_tokenizer(manifest, root, reading)
+            if rare.server is not None:
+                manifest, place = _with_server(rare.server, manifest, tokenizer)
+            known = CheckedPack(manifest, root, tokenizer, limit, place, shared)
             if engine is not None:
                 return known.open(engine, request)
             first = first_engine(manifest, root, request, asked=runtime == AUTO)
@@ -216,6 +227,16 @@ def placing(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
 
     where = Place.parse(rare.draft_on)
     return lambda engine: place_draft(engine, where)
+
+
+def _with_server(
+    server: "TargetServer", manifest: Manifest, tokenizer: Tokenizer
+) -> tuple[Manifest, Callable[[Runtime], Runtime]]:
+    """Return the manifest with the pack's target as the draft, and a function that puts the target on the server."""
+    from edgedecode.engines.target_server import with_device_draft
+
+    make = find_targets()
+    return with_device_draft(manifest), lambda engine: make(server, engine, tokenizer.encode)
 
 
 def rarer(options: LoadOptions | None) -> LoadOptions:

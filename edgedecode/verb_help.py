@@ -22,6 +22,7 @@ RARE = frozenset(
         *("--samples", "--choose", "--answer-pattern", "--expect"),
         *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
         *("--verify", "--draft-max", "--rule", "--reproducible", "--adapter", "--template-arg"),
+        *("--target-url", "--target-kind", "--target-model", "--target-key-env", "--offline", "--verify-drafts"),
         *("--think-tokens", "--think-message"),
         *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold"),
         *("--top-k", "--min-p", "--top-n-sigma", "--repeat-penalty", "--frequency-penalty"),

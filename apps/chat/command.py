@@ -9,7 +9,14 @@ from edgedecode.commands import Command, add_color, add_prompt, add_stats, posit
 from edgedecode.text.printable import checked_text
 
 from ..colour import Paint
-from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from ..verb_options import (
+    add_pack_options,
+    add_session_options,
+    add_target_options,
+    open_pair,
+    session_options,
+    system_messages,
+)
 from .input_history import InputHistory, kept_history
 from .lines import Lines, PipedLines, TerminalLines
 
@@ -41,6 +48,7 @@ class ChatCommand:
         )
         add_color(parser)
         add_pack_options(parser)
+        add_target_options(parser)
         add_prompt(parser, "the first message")
         add_session_options(parser)
 

@@ -16,6 +16,7 @@ from ..verb_options import (
     add_pack_options,
     add_samples,
     add_session_options,
+    add_target_options,
     open_pair,
     session_options,
     system_messages,
@@ -108,6 +109,7 @@ class GenerateCommand:
         add_json(parser)
         add_color(parser)
         add_pack_options(parser)
+        add_target_options(parser)
         add_prompt(parser, "the user's message (default, and -: standard input)")
         add_session_options(parser)
         parser.set_defaults(usage_error=parser.error)

@@ -44,10 +44,14 @@ from .responses.bodies import read_response
 from .responses.kept_items import KeptItems
 from .responses.replies import ResponsesReply
 from .streams import Readers
+from .verify.endpoint import VerifyEndpoint
 
 
-def create_app(models: Models, limits: Limits) -> ASGIApp:
-    """Return the ASGI application over a server's models, which it closes at shutdown."""
+def create_app(models: Models, limits: Limits, *, verifies: bool = False) -> ASGIApp:
+    """Return the ASGI application over a server's models, which it closes at shutdown.
+
+    verifies: drafts of other devices too.
+    """
     metrics, readers = Metrics(), Readers(seconds=limits.seconds)
     answering = Answering(models, metrics, readers)
     endpoints = _Endpoints(models, metrics, answering)
@@ -97,6 +101,7 @@ def create_app(models: Models, limits: Limits) -> ASGIApp:
         Route("/api/show", endpoints.shown, methods=["POST"]),
         Route("/api/pull", library.pull, methods=["POST"]),
         Route("/api/delete", library.delete, methods=["DELETE"]),
+        *([Route("/v1/verify", VerifyEndpoint(models).verify, methods=["POST"])] if verifies else []),
         *page_routes(),
     ]
     known = {each.path: each for each in routes if isinstance(each, Route)}

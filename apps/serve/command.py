@@ -18,7 +18,14 @@ from edgedecode.text.printable import piped_bytes, shown
 from edgedecode.user_notices import rarely_repeated
 
 from ..terminal import show_notices
-from ..verb_options import add_pack_options, add_session_options, check_early, open_pair, session_options
+from ..verb_options import (
+    add_pack_options,
+    add_session_options,
+    add_target_options,
+    check_early,
+    open_pair,
+    session_options,
+)
 
 if TYPE_CHECKING:
     from .guards import Limits
@@ -95,7 +102,13 @@ class ServeCommand:
             action="store_true",
             help="embed texts too (/v1/embeddings, /api/embed), with models on our kernels",
         )
+        group.add_argument(
+            "--verify-drafts",
+            action="store_true",
+            help="verify the drafts of other devices too, whose --target-url this server is (/v1/verify)",
+        )
         add_pack_options(parser)
+        add_target_options(parser)
         if not self._opens:
             parser.set_defaults(packs=[])
         if self._opens:
@@ -126,7 +139,7 @@ def _serve_one(arguments: Namespace, limits: "Limits", listening: socket.socket)
     with open_pair(arguments, swaps=True) as pair:
         options = session_options(arguments, pair)
         models = OneModel(Service(pair, options, _places(arguments)), strict=limits.strict_model)
-        return _served(models, limits, listening, what=f"chat with {pair.manifest.name}", opens=arguments.open)
+        return _served(arguments, models, limits, listening, what=f"chat with {pair.manifest.name}")
 
 
 def _serve_several(arguments: Namespace, limits: "Limits", listening: socket.socket) -> int:
@@ -136,7 +149,7 @@ def _serve_several(arguments: Namespace, limits: "Limits", listening: socket.soc
     from .models.several import SeveralModels
     from .models.shelf import ModelShelf
 
-    for flag in ("draft", "adapter", "draft_on"):
+    for flag in ("draft", "adapter", "draft_on", "target_url"):
         if getattr(arguments, flag) is not None:
             raise InputError(f"--{flag.replace('_', '-')} is an option of one model: name it")
     check_early(arguments)
@@ -147,7 +160,7 @@ def _serve_several(arguments: Namespace, limits: "Limits", listening: socket.soc
     models = SeveralModels(shelf, SharedBudget(limit_asked(arguments.memory)), _places(arguments))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     print(f"models, loaded when a request names them: {', '.join(map(shown, names[:_SHOWN]))}{more}")
-    return _served(models, limits, listening, what="chat", opens=arguments.open)
+    return _served(arguments, models, limits, listening, what="chat")
 
 
 def _places(arguments: Namespace) -> "Places":
@@ -156,13 +169,14 @@ def _places(arguments: Namespace) -> "Places":
     return Places(parallel=arguments.parallel, waiting=arguments.queue, patience=_PATIENCE_SECONDS)
 
 
-def _served(models: "Models", limits: "Limits", listening: socket.socket, *, what: str, opens: bool) -> int:
+def _served(arguments: Namespace, models: "Models", limits: "Limits", listening: socket.socket, *, what: str) -> int:
     """Serve until a signal; return the exit status."""
     from .application import create_app
     from .connections import ClosingServer, server_config
 
-    _say(what, listening, opens=opens)
-    server = ClosingServer(server_config(create_app(models, limits), seconds=limits.seconds), models)
+    _say(what, listening, opens=arguments.open)
+    app = create_app(models, limits, verifies=arguments.verify_drafts)
+    server = ClosingServer(server_config(app, seconds=limits.seconds), models)
     server.run(sockets=[listening])
     return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
 

@@ -286,10 +286,13 @@ def usage(answers: Sequence[Stats], *, each: int) -> Usage:
 
 
 def timings(answers: Sequence[Stats]) -> dict[str, float]:
-    """Return llama.cpp's figures of the first answer, and how many turns were dropped to make room for it."""
+    """Return llama.cpp's figures of the first answer, how many turns were dropped to make room for it, and how many
+    tokens are those of a device's model whose target did not answer.
+    """
     stats = answers[0]
     seconds = stats.time.total
     dropped = {"dropped_turns": stats.dropped_turns} if stats.dropped_turns else {}
+    alone = {"alone_n": stats.alone_tokens} if stats.alone_tokens else {}
     return {
         "prompt_n": stats.prompt_tokens - stats.cached_tokens,
         "cache_n": stats.cached_tokens,
@@ -300,4 +303,5 @@ def timings(answers: Sequence[Stats]) -> dict[str, float]:
         "draft_n": stats.proposed,
         "draft_n_accepted": stats.accepted,
         **dropped,
+        **alone,
     }

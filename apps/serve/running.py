@@ -22,6 +22,7 @@ from .models.places import CLOSING, Busy, Places
 from .reasoning import thoughts_of
 from .requests.asked import MOST_TOKENS, PLAIN, SWITCH, Asked
 from .rounds import Piece, RoundLog
+from .verify.states import VerifyStates
 
 _ROWS = 16
 """Most answers that one pass serves: its rows of logits are planned, and more of them are hardly cheaper each."""
@@ -146,7 +147,7 @@ class Service:
         manifest = pair.root / MANIFEST_NAME
         self.created = int(manifest.stat().st_mtime if manifest.is_file() else time())
         """Unix time of the pack."""
-        self._idle = IdleSessions()
+        self._idle, self.states = IdleSessions(), VerifyStates(pair)
         self._answers: set[Running] = set()
 
     @property
@@ -201,12 +202,14 @@ class Service:
             running.halt(Busy(CLOSING))
 
     async def drop_session(self) -> bool:
-        """Close the session that has been idle for longest. Return whether there was one."""
-        if (session := self._idle.oldest()) is None:
+        """Close the session that has been idle for longest, or a state for drafts. Return whether there was one."""
+        session = self._idle.oldest()
+        close = self.states.oldest() if session is None else session.close
+        if close is None:
             return False
         self.places.opening += 1
         try:
-            await asyncio.to_thread(session.close)
+            await asyncio.to_thread(close)
         finally:
             self.places.opening -= 1
             await self.places.announce()

@@ -29,6 +29,7 @@ __all__ = [
     "RowRequest",
     "SquaresModel",
     "State",
+    "TopState",
 ]
 
 
@@ -143,6 +144,8 @@ class ModelCard:
     weights_nbytes: int = 0
     threads: int | None = None
     """Threads the engine uses for it; None: the engine does not report them."""
+    top_rows: int = 0
+    """A row has logits of at most so many of the likeliest tokens, and -inf for all others; 0: it has all."""
     widths: tuple[int, ...] = ()
     """Ascending widths of passes that give every row logits; a pass is padded to the next one, and more rows take
     several passes. Empty: a pass has any number of rows."""
@@ -186,6 +189,19 @@ class State(Protocol):
 
     def close(self) -> None:
         """Release the memory and its lease. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TopState(State, Protocol):
+    """A state of a model whose rows have the likeliest tokens only, and which may be left alone by its server."""
+
+    top: int
+    """How many of them its session needs."""
+
+    @property
+    def alone(self) -> str:
+        """Why another model goes on in this answer; empty: none does."""
         ...
 
 

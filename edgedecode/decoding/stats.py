@@ -86,6 +86,8 @@ class Stats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that were already in the KV cache."""
+    alone_tokens: int = 0
+    """Tokens of the device's model, since the target's server did not answer."""
     context_full: bool = False
     """The answer ended because the context was full."""
     stop_string: str = ""

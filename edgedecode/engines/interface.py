@@ -16,6 +16,7 @@ __all__ = [
     "NO_MMAP",
     "NO_REPACK",
     "SQUARES",
+    "TARGET_KINDS",
     "Device",
     "ModelFootprint",
     "ModelRequest",
@@ -36,6 +37,8 @@ SQUARES = "squares"
 """The need of a model that is a `SquaresModel`."""
 HIDDEN_ROWS = "hidden"
 """The need of a model that is a `HiddenModel`."""
+TARGET_KINDS = ("edgedecode", "sglang", "vllm", "llama-server")
+"""The kinds of servers that a target may be on (`target_server`)."""
 INT8_KV = "kv:int8"
 """The need of a model with keys and values of 8 bits."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the command line imports this module first and must start f
 
     from .engine_factory import Maker
     from .interface import Runtime
+    from .target_server import TargetFactory
 
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
@@ -27,13 +28,15 @@ COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
 PROVIDERS = "edgedecode.providers"
 """Execution providers of ONNX Runtime."""
+TARGETS = "edgedecode.targets"
+"""How to reach a target that runs on a server."""
 
 
 @cache
 def every_entry_point() -> Sequence[EntryPoint]:
     """Return the entry points of all our groups. Cached, because each query scans the metadata of all packages."""
     found = entry_points()
-    groups = (RUNTIMES, PROVIDERS, DRAFTERS, NAMED_DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
+    groups = (RUNTIMES, PROVIDERS, DRAFTERS, NAMED_DRAFTERS, LOOKUPS, COMMANDS, MAKERS, TARGETS)
     return [entry for group in groups for entry in found.select(group=group)]
 
 
@@ -67,6 +70,11 @@ def find_maker(name: str) -> Maker:
         return cast("Maker", entry.load()())
     except ImportError as error:
         raise RuntimeUnavailable(f"{name} files are made with {error.name or error}, which is not installed") from error
+
+
+def find_targets() -> TargetFactory:
+    """Return what opens targets on servers. Raises InputError if nothing does."""
+    return cast("TargetFactory", _find((TARGETS,), "remote", noun="target on a server").load())
 
 
 def find_drafter(name: str) -> DrafterSource:

@@ -39,6 +39,18 @@ class TurnsDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class WentAlone:
+    """The target's server did not answer; the tokens from here on are the device's model's."""
+
+    reason: str
+
+    @property
+    def notice(self) -> str:
+        """The message for the user."""
+        return f"{self.reason}: the device's model goes on alone"
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a reply: complete characters, and tokens that all come from one source.
 
@@ -50,7 +62,7 @@ class Chunk:
     source: str
     """The drafter's name for accepted drafts, "target" for tokens the target added."""
     finish_reason: FinishReason | None = None
-    event: TurnsDropped | None = None
+    event: TurnsDropped | WentAlone | None = None
     """Something else that happened; a chunk with an event has no text."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """The log probability of each of the tokens; empty unless they were asked for."""

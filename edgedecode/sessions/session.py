@@ -217,6 +217,7 @@ class Session:
         """
 
         def prepare() -> Answer:
+            self._decoding.check_whole_rows("a score")
             self._running.end()
             draw, rows = self._decoding.row_draw, self._decoding.rows
             scores = self._turns.scores(prompt, self._shared.target, draw, top=top_logprobs, rows=rows)
@@ -321,6 +322,8 @@ class Session:
 
     def _reply(self, stop: Sequence[str], top: int | None) -> Reply:
         shared, thinking = self._shared, self._shared.thinking
+        if top is not None:
+            self._decoding.check_whole_rows("a log probability")
         marks = () if thinking is None else (thinking.start, thinking.end)
         return Reply.begin(shared.tokenizer, stop=stop, top_logprobs=top, options=self.options, marks=marks)
 

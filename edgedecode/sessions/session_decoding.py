@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.model import TopState
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
 from edgedecode.drafters.source import DraftSetting
@@ -16,7 +17,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, sampling_defaults
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Reply, WentAlone
 from edgedecode.sessions.drafter_choice import check_options, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.resources import Resources
@@ -56,6 +57,10 @@ class SessionDecoding:
             undo.callback(self._scratch.release)
             self.turns = Turns(shared, options, messages=messages, rows=self.rows, tree=choice.branches and card.tree)
             undo.callback(self.turns.close)
+            if card.top_rows and isinstance(self.turns.state, TopState):
+                from edgedecode.sessions.top_rows import top_needed  # late: of targets on servers
+
+                self.turns.state.top = top_needed(self.sampling, card, restricted=self._own is not None)
             setting = DraftSetting(
                 budget=shared.budget,
                 sampling=self.sampling,
@@ -101,6 +106,7 @@ class SessionDecoding:
             return shared.constraint(self._options, rows=self.rows)
         from edgedecode.structured.given import CheckConstraint, SetConstraint, TokenSet  # late: few answers have one
 
+        self.check_whole_rows("a constraint")
         if self._options.grammar is not None:
             raise InputError(
                 "a grammar already restricts this session's answers: leave out the constraint, or the grammar"
@@ -116,6 +122,13 @@ class SessionDecoding:
                 "the ratio rule needs the whole distribution, and a check sees drawn tokens only: use the match rule"
             )
         return CheckConstraint(given.function, tokenizer=shared.tokenizer, ends=self.ends)
+
+    def check_whole_rows(self, what: str) -> None:
+        """Raise CapabilityError if the target has not the logits of all tokens, which this needs."""
+        if (card := self._shared.target.card).top_rows:
+            from edgedecode.sessions.top_rows import check_whole_rows
+
+            check_whole_rows(card, what)
 
     def setting(self, noise: Noise, constraint: Constraint | None) -> DecodeSetting:
         """Return the parts of an answer that decodes without drafts."""
@@ -177,6 +190,10 @@ class SessionDecoding:
                 if verdict is None:
                     yield None
                     continue
+                if alone := getattr(state, "alone", ""):
+                    if not stats.alone_tokens:
+                        yield Chunk("", (), TARGET_SOURCE, event=WentAlone(alone))
+                    stats.alone_tokens += len(verdict.tokens)
                 yield from reply.said(verdict, tokens, stats)
                 shared.mind_memory()
                 if reply.matched or verdict.outcome is Outcome.ENDED:

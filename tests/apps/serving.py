@@ -94,8 +94,10 @@ class Running:
         waiting: int = 64,
         options: SessionOptions | None = None,
         several: Callable[[Places], Models] | None = None,
+        verifies: bool = False,
     ) -> None:
         """several: makes the models in the place of `pair`."""
+        self._verifies = verifies
         self.pair, self._several = pair, several
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
@@ -129,7 +131,7 @@ class Running:
             places = Places(parallel=parallel, waiting=waiting, patience=60.0)
             self.service = Service(self.pair, options, places)
             one = OneModel(self.service, strict=limits.strict_model)
-            app = create_app(one if self._several is None else self._several(places), limits)
+            app = create_app(one if self._several is None else self._several(places), limits, verifies=self._verifies)
             self._server = uvicorn.Server(server_config(app, seconds=limits.seconds, log_level="critical"))
             self._made.set()
             await self._server.serve(sockets=[self.socket])

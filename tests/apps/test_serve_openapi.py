@@ -54,7 +54,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/responses": {"input": "Hi", "max_output_tokens": 3},
 }
 """What makes most generated bodies acceptable, and their answers short."""
-OTHERS = ["/v1/embeddings", "/embeddings", "/api/embed", "/api/embeddings", "/api/delete"]
+OTHERS = ["/v1/verify", "/v1/embeddings", "/embeddings", "/api/embed", "/api/embeddings", "/api/delete"]
 """What this server refuses: see the tests of embeddings, and of the library."""
 DIFFICULT = {"tools", "tool_choice", "response_format", "text", "top_logprobs", "include", "return_rounds"}
 """Fields that exclude others, need others, or whose content is seldom valid."""
@@ -161,7 +161,7 @@ def test_replies_are_as_described(api: Any, path: str, body: dict[str, object]) 
 
 def test_every_endpoint_is_described(server: Running) -> None:
     described = description(["demo"])
-    app: Any = create_app(OneModel(server.service), Limits())
+    app: Any = create_app(OneModel(server.service), Limits(), verifies=True)
     routes = [each for each in app._app.routes if isinstance(each, Route) and each.path != "/"]
     found = {route.path: route.methods for route in routes}
     assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*GOOD, *READING, *OTHERS}

@@ -19,6 +19,7 @@ from ..models.places import Busy
 from ..requests.fields import UNSUPPORTED
 from ..requests.openai import ChatBody, CompletionBody
 from ..responses.bodies import UNSUPPORTED_RESPONSES, ResponseBody
+from ..verify.states import Lost
 from .forms import NO_THREADS
 
 _FIELDS = (
@@ -39,6 +40,8 @@ async def refused(_: Request, error: Exception) -> Response:
     message = cause(error)
     if isinstance(error, UnknownModel):
         return error_response(404, message, code="model_not_found", param="model")
+    if isinstance(error, Lost):
+        return error_response(409, message, code="session_lost", param="session")
     if isinstance(error, Busy):
         return error_response(503, message, kind="server_error", code="busy")
     if isinstance(error, AnswerFailed | GrammarFailed):

@@ -1,0 +1,1 @@
+"""Verifies the drafts of other devices: /v1/verify."""

@@ -1,0 +1,112 @@
+"""The endpoint /v1/verify: a device drafts, and this server's model verifies (`serve --verify-drafts`)."""
+
+import asyncio
+from functools import partial
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgedecode import BudgetExceeded, InputError
+
+from ..guards import JsonResponse
+from ..models.one import Models
+from ..models.places import CLOSING, Busy
+from ..offered import context_length
+from ..requests.fields import check_fields, read_body
+from ..running import Service
+from .states import MOST_ROWS, Held
+
+_MOST_TOKENS = 1 << 20
+MOST_TOP = 64
+"""Likeliest tokens of a row: those that a sampler's helper finds."""
+
+
+class VerifyBody(Struct, frozen=True, kw_only=True):
+    """The body of /v1/verify. session: of the reply before; without it, a new one begins. tokens: those that come after
+    the first `keep` ones of it. rows: how many of the last tokens to tell the following ones of, the likeliest `top`.
+    """
+
+    tokens: Annotated[list[int], Meta(min_length=1, max_length=_MOST_TOKENS)]
+    model: str | None = None
+    session: str | None = None
+    keep: Annotated[int, Meta(ge=0)] = 0
+    rows: Annotated[int, Meta(ge=0, le=MOST_ROWS)] = 1
+    top: Annotated[int, Meta(ge=1, le=MOST_TOP)] = 1
+
+
+class Verified(Struct):
+    """ids: for each row, the likeliest tokens. gaps: how far the logits of all but the first are below it, as exact as
+    float32. logprobs: of each row's first token, in nats; those of the others are that less the gap.
+    """
+
+    session: str
+    model: str
+    ids: list[list[int]]
+    gaps: list[list[float]]
+    logprobs: list[float]
+
+
+class VerifyEndpoint:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def verify(self, request: Request) -> Response:
+        """Answer with what may follow tokens. A request that is repeated gets the same reply."""
+        value, body = read_body(await request.body(), VerifyBody)
+        check_fields(value, body)
+        if body.rows > len(body.tokens):
+            raise InputError(f"rows is {body.rows} of {len(body.tokens)} tokens: give as many or fewer")
+        if body.session is None and body.keep:
+            raise InputError(f"keep is {body.keep}, and a new session has no tokens: give 0")
+        found = await self._models.find(body.model or "", exact=False)
+        if found.adapter is not None or found.mode is not None:
+            raise InputError("model has an adapter or a mode, and drafts are verified by the model: leave it out")
+        async with self._models.using(found) as model:
+            size = model.service.pair.tokenizer.size
+            if wrong := [each for each in body.tokens if not 0 <= each < size]:
+                raise InputError(f"tokens has {wrong[0]}, which is no token's id: 0 to {size - 1}")
+            return JsonResponse(await self._verified(body, model.service, found.pack, key=request.scope["key"]))
+
+    async def _verified(self, body: VerifyBody, service: Service, name: str, *, key: int) -> Verified:
+        """Verify in a place of an answer, so that all requests have the same limits."""
+        places, states = service.places, service.states
+        await places.take()
+        places.running += 1
+        try:
+            held = await self._held(body, service, key=key)
+
+            def closing() -> None:
+                if places.closing:
+                    raise Busy(CLOSING)
+
+            verify = partial(states.verified, held, body.tokens, keep=body.keep, rows=body.rows, top=body.top)
+            work = asyncio.ensure_future(asyncio.to_thread(verify, closing=closing))
+            work.add_done_callback(lambda _: states.add(held))  # also if this is cancelled meanwhile
+            rows = await asyncio.shield(work)
+        finally:
+            places.running -= 1
+            places.leave()
+            await places.announce()
+        return Verified(
+            held.id,
+            name,
+            [each.ids for each in rows],
+            [each.gaps for each in rows],
+            [round(each.logprob, 5) for each in rows],
+        )
+
+    async def _held(self, body: VerifyBody, service: Service, *, key: int) -> Held:
+        """Return the request's state; sessions and models that nobody needs make room for a new one. Raises Lost."""
+        if body.session is not None:
+            return service.states.take(body.session, key=key, keep=body.keep)
+        capacity = context_length(service)
+        while service.states.full and (close := service.states.oldest()) is not None:
+            await asyncio.to_thread(close)
+        while True:
+            try:
+                return await asyncio.to_thread(service.states.open, capacity=capacity, key=key)
+            except BudgetExceeded:
+                if not (await service.drop_session() or await service.places.find_room()):
+                    raise

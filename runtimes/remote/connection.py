@@ -1,0 +1,176 @@
+"""Requests to one server: JSON over a connection that stays open, with a limit of time and size for each reply."""
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic, sleep
+from urllib.parse import SplitResult, urlsplit
+
+from edgedecode.errors import EdgeDecodeError, InputError, cause
+from edgedecode.typed_json import JsonValue
+
+_MOST_NBYTES = 16 << 20
+_PIECE = 1 << 16
+_CONNECT_SECONDS = 5.0
+_PAUSE = 0.25
+"""Seconds until a server that is busy is asked again."""
+_BUSY = (429, 503)
+
+
+class TargetFailed(EdgeDecodeError):
+    """The server cannot be reached, or does not answer as it should. A later request may succeed."""
+
+
+class Refused(TargetFailed):
+    """The server refused a request. status: of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def checked_url(url: str) -> SplitResult:
+    """Return the parts of a server's address. Raises InputError for what is none, or holds a key."""
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InputError(
+            "--target-url has more than scheme, host, port and path: a key belongs into an environment variable, "
+            "named with --target-key-env"
+        )
+    if not usable:
+        raise InputError(f"--target-url {url[:80]!r} is no address: give one as https://host:8000")
+    return parts
+
+
+class Connection:
+    """A server. seconds: for a reply, from the request's first byte on. sent, received: bytes of bodies, and requests.
+
+    Redirects are not followed: text and key are for the host that the user named.
+    """
+
+    def __init__(self, url: str, *, key_variable: str = "", seconds: float = 30.0) -> None:
+        self.parts, self.seconds = checked_url(url), seconds
+        self._headers = {"Content-Type": "application/json"}
+        if key_variable:
+            key = os.environ.get(key_variable, "")
+            if not key or not key.isascii() or not key.isprintable():
+                raise InputError(f"the environment variable {key_variable} holds no key: set it, one line of ASCII")
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._open: http.client.HTTPConnection | None = None
+        self.requests = self.sent = self.received = 0
+
+    @property
+    def host(self) -> str:
+        return self.parts.netloc
+
+    def post(self, path: str, body: Mapping[str, object]) -> dict[str, JsonValue]:
+        """Return the JSON object that answers a body. Raises TargetFailed.
+
+        A connection that was closed meanwhile is opened again, once; the requests made with this may be repeated.
+        """
+        return self._asked("POST", path, json.dumps(body, separators=(",", ":")).encode())
+
+    def get(self, path: str) -> dict[str, JsonValue]:
+        """Return the JSON object at a path. Raises TargetFailed."""
+        return self._asked("GET", path, None)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; the next request opens it again."""
+        if self._open is not None:
+            with suppress(OSError):
+                self._open.close()
+            self._open = None
+
+    def _asked(self, method: str, path: str, data: bytes | None) -> dict[str, JsonValue]:
+        deadline = monotonic() + self.seconds
+        while True:
+            try:
+                status, reply, headers = self._once(method, path, data, deadline)
+            except BaseException:  # also an interrupt: what is left of the reply would be read as the next one
+                self.close()
+                raise
+            if status in _BUSY and monotonic() + _PAUSE < deadline:
+                sleep(_PAUSE)
+                continue
+            break
+        self.requests, self.sent, self.received = (
+            self.requests + 1,
+            self.sent + len(data or b""),
+            self.received + len(reply),
+        )
+        if 300 <= status < 400:
+            place = headers.get("Location", "elsewhere")
+            raise Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that address", status)
+        try:
+            value = json.loads(reply)
+        except (ValueError, RecursionError):
+            value = None
+        if status != 200:
+            raise Refused(f"{self.host} refuses {path} ({status}): {_said(value, reply)}", status)
+        if not isinstance(value, dict):
+            raise TargetFailed(f"{self.host} answers {path} with what is no JSON object: {reply[:40]!r}")
+        return value
+
+    def _once(
+        self, method: str, path: str, data: bytes | None, deadline: float
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """Send a request and read its reply."""
+        kept = self._open is not None
+        try:
+            try:
+                return self._sent(method, path, data, deadline)
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+                if not kept:  # the server had closed a connection that nothing was sent on for a while
+                    raise
+                self.close()
+                return self._sent(method, path, data, deadline)
+        except ssl.SSLCertVerificationError as error:
+            raise TargetFailed(f"the certificate of {self.host} is not valid: {error.verify_message}") from None
+        except TimeoutError:
+            raise TargetFailed(f"{self.host} did not answer within {self.seconds:g} s") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TargetFailed(f"{self.host} cannot be reached: {cause(error) or type(error).__name__}") from None
+
+    def _sent(
+        self, method: str, path: str, data: bytes | None, deadline: float
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        if self._open is None:
+            secure = self.parts.scheme == "https"
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            assert self.parts.hostname is not None
+            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
+            self._open.connect()
+        opened = self._open
+        assert opened.sock is not None
+        opened.sock.settimeout(max(0.001, deadline - monotonic()))
+        opened.request(method, self.parts.path.rstrip("/") + path, data, self._headers)
+        reply = opened.getresponse()
+        pieces, size = [], 0
+        while piece := reply.read1(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST_NBYTES:
+                raise http.client.HTTPException(f"its reply has more than {_MOST_NBYTES >> 20} MB")
+            if monotonic() > deadline:
+                raise TimeoutError
+            if opened.sock is not None:
+                opened.sock.settimeout(max(0.001, deadline - monotonic()))
+        reply.close()  # only then may the next request be sent
+        if reply.will_close:
+            self.close()
+        return reply.status, b"".join(pieces), reply.headers
+
+
+def _said(value: object, reply: bytes) -> str:
+    """Return the message of an error, in the form of OpenAI's, of vLLM's or of llama-server's."""
+    found = value.get("error", value.get("detail", value)) if isinstance(value, dict) else None
+    found = found.get("message", found) if isinstance(found, dict) else found
+    text = found if isinstance(found, str) else reply[:80].decode("utf-8", "replace")
+    return " ".join(text.split())[:200]

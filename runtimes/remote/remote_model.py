@@ -1,0 +1,210 @@
+"""A target on a server, as a `LanguageModel`: a pass sends the tokens that the server lacks, and gets rows of top-K."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+import numpy as np
+
+from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.errors import CapabilityError
+from edgedecode.memory.budget import Budget, Lease
+from edgedecode.user_notices import notice
+
+from .connection import Connection, TargetFailed
+from .servers import Asked, Kind, Rows
+
+_TOKEN_NBYTES = 8
+_AGAIN_SECONDS = 30.0
+"""After which an answer asks a server again that did not answer."""
+
+
+class RemoteState:
+    """The tokens of a sequence. Those up to `agreed` are the server's too, by its last reply.
+
+    own: the state of the device's model, which goes on where the server does not answer; None: nothing does.
+    """
+
+    oldest_crop = 0
+
+    def __init__(self, capacity: int, lease: Lease, own: State | None) -> None:
+        self.capacity, self._lease, self.own = capacity, lease, own
+        self.tokens: list[int] = []
+        self.rows: list[int] = []
+        self.agreed = self._own_agreed = 0
+        self.session, self.top = "", 1
+        self.alone = ""
+        """Why the device's model goes on alone in this answer; empty: it does not."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes + (0 if self.own is None else self.own.nbytes)
+
+    def keep(self, path: Sequence[int]) -> None:
+        if list(path) != list(range(len(path))) or len(path) > len(self.rows):
+            raise ValueError(f"{list(path)} is not the beginning of {len(self.rows)} pending rows, a chain")
+        self.tokens += self.rows[: len(path)]
+        self.crop(len(self.tokens), begins=False)
+
+    def crop(self, length: int, *, begins: bool = True) -> None:
+        """Drop every pending row, then roll back. An answer begins with that, and asks the server again."""
+        if not 0 <= length <= len(self.tokens):
+            raise CapabilityError(f"cannot crop {len(self.tokens)} positions to {length}")
+        self.rows.clear()
+        del self.tokens[length:]
+        self.agreed, self._own_agreed = min(self.agreed, length), min(self._own_agreed, length)
+        if begins:
+            self.alone = ""
+
+    def close(self) -> None:
+        self._lease.release()
+        if self.own is not None:
+            self.own.close()
+
+    def read_alone(self, model: LanguageModel, rows: int) -> FloatArray:
+        """Return the rows of the device's model after the last tokens, which it reads in chunks."""
+        assert self.own is not None
+        every, start = [*self.tokens, *self.rows], self._own_agreed
+        self.own.crop(start)
+        while len(every) - start > max(PREFILL_CHUNK, rows):
+            chunk = every[start : min(start + PREFILL_CHUNK, len(every) - rows)]
+            model.forward(chunk, self.own, rows="none")
+            self.own.keep(range(len(chunk)))
+            start += len(chunk)
+        if len(every) - start < rows:  # it has read tokens whose rows are asked for now
+            start = len(every) - rows
+            self.own.crop(start)
+        rest = every[start:]
+        output = model.forward(rest, self.own, rows=range(len(rest) - rows, len(rest)))
+        self.own.keep(range(len(rest)))
+        self._own_agreed = len(every)
+        return output.logits
+
+
+class RemoteModel:
+    """Implements `LanguageModel`. A row has the logits of the server's likeliest tokens, and -inf for all others.
+
+    spare: the device's model, which goes on where the server does not answer; None: that raises TargetFailed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        kind: Kind,
+        card: ModelCard,
+        *,
+        model: str,
+        budget: Budget,
+        spare: LanguageModel | None = None,
+    ) -> None:
+        self.card, self.connection = card, connection
+        self._kind, self._model, self._budget, self._spare = kind, model, budget, spare
+        self._buffer: FloatArray = np.empty((0, card.rows), np.float32)
+        self._filled: list[IntArray] = []
+        self._answered = ""
+        self._silent_until = 0.0
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> RemoteState:
+        if capacity > self.card.context:
+            raise CapabilityError(f"a state of {capacity} positions: this model allows {self.card.context}")
+        nbytes = _TOKEN_NBYTES * capacity
+        if rows > len(self._buffer):
+            nbytes += 4 * self.card.rows * (rows - len(self._buffer))
+        lease = self._budget.reserve("target on a server", nbytes)
+        try:
+            own = None if self._spare is None else self._spare.new_state(capacity, rows=rows)
+        except BaseException:
+            lease.release()
+            raise
+        if rows > len(self._buffer):
+            self._buffer, self._filled = np.full((rows, self.card.rows), -np.inf, np.float32), []
+        return RemoteState(capacity, lease, own)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        """Append `tokens`. They are sent once rows are asked for, so that a round is one request.
+
+        Raises CapabilityError for trees and adapters, TargetFailed.
+        """
+        assert isinstance(state, RemoteState)
+        if adapter is not None or parents not in (None, [*range(state.pending - 1, state.pending + len(tokens) - 1)]):
+            raise CapabilityError("a target on a server reads chains, without adapters")
+        if state.length + state.pending + len(tokens) > state.capacity:
+            raise CapabilityError(f"the state is full: it has {state.capacity} positions")
+        state.rows += tokens
+        wanted = {"none": [], "last": [len(tokens) - 1], "all": [*range(len(tokens))]}
+        asked = wanted[rows] if isinstance(rows, str) else list(rows)
+        if not asked:
+            return Output(self._buffer[:0])
+        count = len(tokens) - min(asked)
+        logits = self._rows(state, count)
+        return Output(
+            logits if asked == [*range(min(asked), len(tokens))] else logits[[each - min(asked) for each in asked]]
+        )
+
+    def close(self) -> None:
+        self.connection.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    def _rows(self, state: RemoteState, count: int) -> FloatArray:
+        """Return the last rows of a state: the server's or, if that fails and there is one, the device's model's."""
+        if self._spare is not None and not state.alone and monotonic() < self._silent_until:
+            state.alone = f"{self.connection.host} did not answer a moment ago"
+        if not state.alone:
+            try:
+                return self._dense(self._asked(state, count), count)
+            except TargetFailed as error:
+                if self._spare is None:
+                    raise
+                self._silent_until, state.alone = monotonic() + _AGAIN_SECONDS, str(error)
+                notice(f"{state.alone}: the device's model goes on alone, which may write something else")
+        assert self._spare is not None
+        return state.read_alone(self._spare, count)
+
+    def _asked(self, state: RemoteState, count: int) -> Rows:
+        every = [*state.tokens, *state.rows]
+        asked = Asked(
+            every,
+            keep=min(state.agreed, len(every) - count),
+            rows=count,
+            top=min(state.top, self.card.top_rows),
+            model=self._model,
+            session=state.session,
+            answered=self._answered,
+        )
+        found = self._kind.ask(self.connection, asked)
+        size = self.card.vocabulary_size
+        if len(found) != count or any(not len(ids) or ids.max() >= size for ids, _ in found):
+            raise TargetFailed(f"{self.connection.host} answers with {len(found)} rows for {count}, or with no tokens")
+        if any(not np.isfinite(logits[0]) or np.isnan(logits).any() for _, logits in found):
+            raise TargetFailed(f"{self.connection.host} answers with log probabilities that are no numbers")
+        state.session, state.agreed, self._answered = asked.session, len(every), asked.answered
+        return found
+
+    def _dense(self, found: Rows, count: int) -> FloatArray:
+        """Return rows of the whole vocabulary. Only what the last ones had is cleared: a row may have 600 kB."""
+        for place, ids in enumerate(self._filled):
+            self._buffer[place, ids] = -np.inf
+        self._filled = [ids for ids, _ in found]
+        for place, (ids, logits) in enumerate(found):
+            self._buffer[place, ids] = logits
+        return self._buffer[:count]

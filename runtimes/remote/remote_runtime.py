@@ -1,0 +1,183 @@
+"""Opens a target on a server, and the device's model on its own engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from ipaddress import ip_address
+
+from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES, Device, ModelRequest, Runtime
+from edgedecode.engines.target_server import TargetServer
+from edgedecode.errors import CapabilityError, IncompatiblePair
+from edgedecode.pack.entries import DRAFT
+from edgedecode.sampling.row_draw import RowDraw, row_draw_of
+from edgedecode.typed_json import JsonValue
+from edgedecode.user_notices import notice
+
+from .connection import Connection, Refused, TargetFailed
+from .remote_model import RemoteModel
+from .servers import KINDS, tokens_of
+
+PROBE = "Zwölf Boxkämpfer, 1234567 + 0.5 = x;\n\tif (a_b != \"c\") { return f(x)[0]; }  日本語 🙂 I'm  don't ﬁ"
+"""Text on which tokenizers differ: digits, spaces, accents, code, a ligature that some normalize."""
+_USUAL_CONTEXT = 32768
+"""Where a server does not tell its own: the device's draft, and requests that are refused, limit it too."""
+
+
+class _Lent:
+    """The device's model, for one of its users. closed: called when this one needs it no more."""
+
+    def __init__(self, model: LanguageModel, closed: Callable[[], None]) -> None:
+        self._model, self._closed, self.card = model, closed, model.card
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        return self._model.new_state(capacity, rows=rows, tree=tree)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        return self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+
+    def close(self) -> None:
+        closed, self._closed = self._closed, lambda: None
+        closed()
+
+
+class RemoteRuntime:
+    """Implements `Runtime`. It has the name of the device's engine, whose kernels draw the tokens.
+
+    encode: the device's tokenizer. draft_place: tells measured costs with this server from those of others.
+    """
+
+    def __init__(self, server: TargetServer, device: Runtime, encode: Callable[[str], list[int]]) -> None:
+        self._server, self._device, self._kind, self._encode = server, device, KINDS[server.kind], encode
+        self._own: LanguageModel | None = None
+        self._users = 0
+        self.name, self.draft_name = device.name, device.name
+        self.draft_place = f"beside {server.kind} {server.url} {server.model}"
+        self._connection = Connection(server.url, key_variable=server.key_variable, seconds=server.seconds)
+
+    def devices(self) -> Sequence[Device]:
+        return self._device.devices()
+
+    def row_draw(self) -> RowDraw:
+        """Return the helper of the device's engine that draws tokens."""
+        return row_draw_of(self._device)
+
+    def open(self, request: ModelRequest) -> LanguageModel:
+        """Open the draft on the device, or the target on the server.
+
+        Raises TargetFailed if the server does not answer and the device is not to go on alone, IncompatiblePair if its
+        tokenizer is another, CapabilityError.
+        """
+        if request.name != "target":
+            return self._lent(request)
+        if wrong := {ADAPTERS, HIDDEN_ROWS, SQUARES} & {*request.needs}:
+            raise CapabilityError(f"a target on a server has no {', '.join(sorted(wrong))}: leave it out")
+        spare = self._lent(replace(request, name=DRAFT, needs=())) if self._server.offline else None
+        try:
+            return self._opened(request, spare)
+        except BaseException:
+            self._connection.close()
+            if spare is not None:
+                spare.close()
+            raise
+
+    def _lent(self, request: ModelRequest) -> LanguageModel:
+        """Return the device's model, which drafts and, where the server does not answer, goes on: it is loaded once."""
+        if self._own is None:
+            self._own = self._device.open(request)
+        self._users += 1
+        return _Lent(self._own, self._returned)
+
+    def _returned(self) -> None:
+        self._users -= 1
+        if not self._users and self._own is not None:
+            own, self._own = self._own, None
+            own.close()
+
+    def _opened(self, request: ModelRequest, spare: LanguageModel | None) -> RemoteModel:
+        server, connection = self._server, self._connection
+        context, model = _USUAL_CONTEXT, server.model
+        try:
+            props, model = self._asked_about()
+            context = _context_in(props) or context
+            self._check_tokenizer(model)
+            secure = connection.parts.scheme == "https" or _is_here(connection.parts.hostname or "")
+            plainly = "" if secure else ", unencrypted"
+            notice(f"the text leaves this device{plainly}: {connection.host} verifies what is drafted here")
+        except TargetFailed as error:
+            if spare is None or isinstance(error, Refused):
+                raise
+            notice(f"{error}: the device's model goes on alone, which may write something else")
+        if spare is not None:
+            context = min(context, spare.card.context)
+        size = request.vocabulary_size
+        card = ModelCard(
+            name=f"{model or server.kind} on {connection.host}",
+            rows=size,
+            vocabulary_size=size,
+            context=context,
+            tree=False,
+            rollback=self._kind.verifies,
+            top_rows=self._kind.most_top,
+        )
+        return RemoteModel(connection, self._kind, card, model=model, budget=request.budget, spare=spare)
+
+    def _asked_about(self) -> tuple[dict[str, JsonValue], str]:
+        """Return what the server tells about its model, and the name to ask for it with."""
+        connection, model = self._connection, self._server.model
+        if self._server.kind == "vllm":
+            listed = connection.get("/v1/models").get("data")
+            every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+            found = next((each for each in every if not model or each.get("id") == model), None)
+            if found is None:
+                names = ", ".join(str(each.get("id")) for each in every)
+                raise Refused(f"{connection.host} has no model {model!r}; it has: {names[:200]}", 404)
+            return found, str(found.get("id"))
+        if self._server.kind == "sglang":
+            return connection.get("/get_server_info"), model
+        return connection.get(f"/props?model={model}" if model else "/props"), model
+
+    def _check_tokenizer(self, model: str) -> None:
+        """Raise IncompatiblePair if the server's tokenizer gives other ids."""
+        theirs = tokens_of(self._connection, self._kind, PROBE, model=model)
+        if theirs is None:
+            notice(f"{self._connection.host} does not tell its tokenizer: it must be the one of the device's model")
+            return
+        if theirs != (ours := self._encode(PROBE)):
+            same = [one == other for one, other in zip(theirs, ours, strict=False)]
+            place = same.index(False) if False in same else len(same)
+            raise IncompatiblePair(
+                f"the model of {self._connection.host} has another tokenizer than the device's (they differ at token "
+                f"{place} of a text of all kinds): draft with a model of the same family"
+            )
+
+
+def remote_target(server: TargetServer, device: Runtime, encode: Callable[[str], list[int]]) -> Runtime:
+    """Implements `TargetFactory`. Raises InputError for an address or a key that cannot be used."""
+    return RemoteRuntime(server, device, encode)
+
+
+def _context_in(props: dict[str, JsonValue]) -> int | None:
+    """Return the positions that a server tells of: edgedecode's, llama-server's, vLLM's or SGLang's."""
+    settings = props.get("default_generation_settings")
+    inner = settings if isinstance(settings, dict) else {}
+    names = "context", "n_ctx", "max_model_len", "context_length", "max_req_input_len"
+    named = [props.get(name, inner.get(name)) for name in names]
+    return next((each for each in named if isinstance(each, int) and each > 1), None)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether an address is this device's own."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
