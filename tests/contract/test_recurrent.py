@@ -10,8 +10,12 @@ import pytest
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank
-from edgedecode.errors import CapabilityError, RuntimeUnavailable
+from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
+from edgedecode.runtimes.onnx.gguf.metadata import Metadata, read_metadata
+from edgedecode.runtimes.onnx.gguf.network import build_graph
+from edgedecode.runtimes.onnx.gguf.weights import GgufWeights
+from edgedecode.runtimes.onnx.kernels.products import NotServed
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from edgedecode.runtimes.onnx.onnx_state import OnnxState
@@ -281,3 +285,31 @@ def test_a_long_text_goes_back_a_little_further_only(model: OnnxModel) -> None:
 def test_snapshots_are_few_where_states_are_large(nbytes: int, capacity: int, count: int) -> None:
     shape = RecurrentShape("0", nbytes // 4, 1000)
     assert recurrent_nbytes([shape], capacity) == 4 * ((nbytes // 4) * (1 + count) + SLOTS * 1000)
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no attention": ({"kv": (0, 0, 0, 0)}, ManifestError, "attn_k.weight has the shape"),
+    "attention without matrices": ({"kv": (2, 2, 2, 2)}, ManifestError, "it has no tensor blk.0.attn_q_norm.weight"),
+    "other convolutions": (
+        {"fields": {"lfm2.shortconv.l_cache": 3}},
+        ManifestError,
+        "conv.weight has the shape",
+    ),
+    "a matrix too many": ({"tensors": "blk.0.ssm_in.weight"}, NotServed, "blk.0.ssm_in.weight, which its architecture"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_layers_that_disagree_with_their_tensors_are_refused(gguf_opener: GgufOpener, name: str) -> None:
+    change, kind, words = BAD[name]
+    path = gguf_opener.root(SHAPE, "lfm2") / gguf_opener.entry(SHAPE, "lfm2").gguf
+    contents = read_metadata(path).contents
+    kept = contents.tensors["blk.0.shortconv.in_proj.weight"]
+    changed = replace(
+        contents,
+        layers={**contents.layers, "lfm2.attention.head_count_kv": change.get("kv", (0, 2, 0, 2))},
+        fields={**contents.fields, **change.get("fields", {})},
+        tensors={**contents.tensors, **({change["tensors"]: kept} if "tensors" in change else {})},
+    )
+    with pytest.raises(kind, match=words):
+        build_graph(Metadata(changed, "lfm2"), GgufWeights(path, changed, findings={}), context=64)

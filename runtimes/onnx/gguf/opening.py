@@ -42,8 +42,8 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
         "squares": _more(base, SQUARES),
         "hidden": _more(base, HIDDEN_ROWS),
     }
-    layers = metadata.every_layer if metadata.name in BY_NAME else []  # others are refused
-    if len({(layer.kv_heads, layer.head_size) for layer in layers if layer.kv_heads}) <= 1:
+    layers = metadata.every_layer if metadata.name in BY_NAME else []
+    if not layers or len({(layer.kv_heads, layer.head_size) for layer in layers if layer.kv_heads}) == 1:
         graphs["kv8"] = replace(base, kv_type="int8")  # its scales are measured in one array
     return replace(entry, graphs=graphs, window=window)
 

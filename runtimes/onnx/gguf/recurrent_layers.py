@@ -15,6 +15,9 @@ from .weights import Piece
 
 _DELTA_MATRICES = ("attn_qkv", "ssm_alpha", "attn_gate", "ssm_beta")
 
+_TILE, _MOST_TAPS = 16, 64
+"""What `ShortConvolution` takes: channels in multiples of this, and so many rows."""
+
 
 @dataclass(slots=True)
 class RecurrentLayers(GraphWriter):
@@ -29,6 +32,8 @@ class RecurrentLayers(GraphWriter):
     def _convolved(self, x: str, weight: str, *, gated: bool, silu: bool) -> str:
         """Convolve each channel's last values by a matrix [width, channels] of the file. See `ShortConvolution`."""
         taps = np.ascontiguousarray(self.weights.floats(weight).T)
+        if taps.shape[1] % _TILE or taps.shape[0] > _MOST_TAPS:
+            self.weights.refuse(f"it convolves {taps.shape[0]} rows of {taps.shape[1]} channels")
         bias = weight.removesuffix("weight") + "bias"
         added = self._initializer(bias, self.weights.vector(bias)) if self.weights.has(bias) else ""
         inputs = [x, self._initializer(weight, taps), added]
