@@ -53,4 +53,6 @@ def tensor_name(module: LayerModule, architecture: str) -> str:
 
 def _modules(architecture: str) -> Mapping[str, str]:
     known = BY_NAME.get(architecture)
+    if known is not None and known.recurrent:  # there attn_qkv belongs to layers without attention
+        return {tensor: module for tensor, module in _MODULES.items() if tensor != "attn_qkv"}
     return _FUSED if known is not None and known.fused else _MODULES

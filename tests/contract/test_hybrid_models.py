@@ -1,5 +1,6 @@
 """Models with gated recurrences on our own kernels: against transformers and llama.cpp, in passes of every width."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.arrays import FloatArray
-from edgedecode.errors import EdgeDecodeError
+from edgedecode.decoding.model import AdapterUse, LowRank
+from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.export.imports.gguf_import import import_gguf_pair
 from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.stages import Stages
@@ -164,6 +166,26 @@ class _Opener(GgufOpener):
         config = hybrid_gguf.tiny_qwen(vocab_size=shape.rows, num_hidden_layers=shape.layers, layer_types=kinds)
         hybrid_gguf.write_hybrid(hybrid_gguf.random_model(config), root / GGUF)
         return entry_of("qwen35", rows=shape.rows, layers=shape.layers, head_size=config.head_dim)
+
+
+@pytest.mark.parametrize("written", ["qwen35"], indirect=True)
+def test_adapters_change_queries_and_their_gates(written: Written) -> None:
+    rng, changed = np.random.default_rng(4), copy.deepcopy(written.model)
+    matrices, layer = list[LowRank](), changed.model.layers[3]
+    for module, linear in (("q_proj", layer.self_attn.q_proj), ("down_proj", layer.mlp.down_proj)):
+        outputs, inputs = linear.weight.shape
+        down, up = (rng.standard_normal(sizes, np.float32) * 0.2 for sizes in ((2, inputs), (outputs, 2)))
+        matrices.append(LowRank(3, module, down, up))
+        with torch.no_grad():
+            linear.weight += torch.from_numpy(up @ down)
+    model = open_entry(written.entry, written.folder, budget=Budget(), needs=("lora",))
+    model.add_adapter("a", matrices)
+    state = model.new_state(CONTEXT, rows=200)
+    found = model.forward(TOKENS[:200], state, rows="all", adapter=AdapterUse("a", "a")).logits
+    expected = written.logits(changed)[:200]
+    assert np.abs(found - expected).max() < 5e-4 < np.abs(expected - written.logits()[:200]).max() / 100
+    with pytest.raises(CapabilityError, match="takes no adapter for layer 0 qkv_proj"):
+        model.add_adapter("b", [LowRank(0, "qkv_proj", np.ones((1, 64), np.float32), np.ones((256, 1), np.float32))])
 
 
 @pytest.mark.parametrize("written", ["qwen35"], indirect=True)

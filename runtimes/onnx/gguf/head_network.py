@@ -65,7 +65,8 @@ class _HeadNetwork(Network):
         normed = self._norm(g, f"{part}attn_norm_2.weight")
         embedded = self._norm(self._table(), f"{part}attn_norm.weight")
         x = normed if metadata.integer("norm_before_residual") else g
-        y = self._attention(self._node("Concat", [embedded, normed], {"axis": -1}), 0)
+        both = self._node("Concat", [embedded, normed], {"axis": -1})
+        y = self._attention(self._projections(both, 0), 0)
         x, y = self._picked(x, y)
         y = self._product(y, [(f"{part}attn_output.weight", None)])
         read, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")

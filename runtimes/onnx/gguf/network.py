@@ -23,7 +23,7 @@ from .graph_writer import INT64, MICROSOFT
 from .metadata import GATED, Metadata
 from .recurrent_layers import RecurrentLayers
 from .rotation import FACTORS, factors_name, rotary_tables
-from .weights import GgufWeights, Piece
+from .weights import GgufWeights
 
 _INT8, _INT32 = 3, 6
 _OPSET = {"": 22, MICROSOFT: 1}
@@ -173,23 +173,35 @@ class Network(RecurrentLayers):
             return self._convolution(x, layer), "shortconv.out_proj"
         if self.layers[layer].mixer != ATTENTION:
             return self._gated_recurrence(x, layer), "ssm_out"
-        y = self._attention(x, layer)
-        if self.metadata.architecture.gated:
-            gate = self._product(x, self._query_parts(layer)[1])
-            y = self._node("Mul", [y, self._node("Sigmoid", [gate])])
-        return y, "attn_output"
+        if not self.metadata.architecture.gated:
+            return self._attention(self._projections(x, layer), layer), "attn_output"
+        both, *rest = self._projections(x, layer)
+        query, gate = self._halves(both, size=self.layers[layer].head_size)
+        query = self._norm(query, f"blk.{layer}.attn_q_norm.weight")
+        y = self._attention([self._flat(query), *rest], layer)
+        return self._node("Mul", [y, self._node("Sigmoid", [self._flat(gate)])]), "attn_output"
+
+    def _halves(self, x: str, *, size: int) -> list[str]:
+        """Return the first and second half of each head of 2 · size values."""
+        heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, 2 * size], np.int64))])
+        first = self._node("Split", [heads], {"axis": -1, "num_outputs": 2})
+        self.file.nodes[-1].outputs.append(f"{first}.second")
+        return self.file.nodes[-1].outputs
+
+    def _flat(self, x: str) -> str:
+        return self._node("Reshape", [x, self._constant(np.array([0, 0, -1], np.int64))])
 
     def _picked(self, *names: str) -> list[str]:
         return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
 
-    def _attention(self, x: str, layer: int) -> str:
+    def _attention(self, projections: list[str], layer: int) -> str:
         shape, facts, part = self.metadata, self.layers[layer], f"blk.{layer}."
         own = facts.window and shape.architecture.own_window_rotation
         tables = [_cache(name, window=own) for name in ("cos", "sin")] if facts.rotated else ["", ""]
         cap = shape.cap("attn_logit_softcapping", shape.architecture.attention_cap)
         y = f"{part}attention"
         inputs = [
-            *self._projections(x, layer),
+            *projections,
             *(f"past_key_values.{layer}.{name}" for name in ("key", "value")),
             *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if facts.window else FULL_BIAS),
         ]
@@ -217,26 +229,17 @@ class Network(RecurrentLayers):
             return [self._product(x, [(f"{part}attn_qkv.weight", None)]), "", ""]
         names = [f"{part}attn_{each}" for each in "qkv"]
         normed = self.weights.has(f"{part}attn_q_norm.weight")
-        matrices: list[list[Piece]] = [[(f"{name}.weight", None)] for name in names]
+        matrices = [f"{name}.weight" for name in names]
         if joins_attention(self.metadata.contents.tensors, part):
-            return [self._product(x, [piece for (piece,) in matrices]), "", ""]
-        if self.metadata.architecture.gated:
-            matrices[0] = self._query_parts(layer)[0]
-        made = [self._product(x, pieces) for pieces in matrices]
-        if normed:
-            norms = [f"{name}_norm.weight" for name in names[:2]]
-            made[:2] = [self._head_norm(y, norm, size=size) for y, norm in zip(made, norms, strict=False)]
+            return [self._product(x, [(name, None) for name in matrices]), "", ""]
+        made = [self._product(x, [(name, None)]) for name in matrices]
+        for index in range(self.metadata.architecture.gated, 2 if normed else 0):  # gates are split off first
+            made[index] = self._head_norm(made[index], f"{names[index]}_norm.weight", size=size)
         return made
-
-    def _query_parts(self, layer: int) -> list[list[Piece]]:
-        """Return the columns of the matrix of queries that make queries, and those that make gates of results."""
-        name, facts = f"blk.{layer}.attn_q.weight", self.layers[layer]
-        starts = (range(part * facts.head_size, 2 * facts.queries, 2 * facts.head_size) for part in range(2))
-        return [[(name, (start, facts.head_size)) for start in each] for each in starts]
 
     def _head_norm(self, x: str, weight: str, *, size: int) -> str:
         heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])
-        return self._node("Reshape", [self._norm(heads, weight), self._constant(np.array([0, 0, -1], np.int64))])
+        return self._flat(self._norm(heads, weight))
 
     def _gated(self, x: str, part: str) -> str:
         up, gate = f"{part}ffn_up.weight", f"{part}ffn_gate.weight"
