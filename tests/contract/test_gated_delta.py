@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ class Layer:
                 ValueInfo("y", FLOAT, ["R", sizes.values]),
                 *(ValueInfo(part, FLOAT, dims) for part, dims in memory.items()),
             ],
-            initializers={n: Tensor(n, FLOAT, v.shape, v.tobytes()) for n, v in self.weights.items()},
+            initializers={name: tensor(name, value) for name, value in self.weights.items()},
             opset={"": 21, DOMAIN: 1},
             model_rest=[(1, b"\x08\x0a")],
         )
@@ -151,6 +152,10 @@ class Memory:
         return Memory(self.state.copy(), self.slots.copy())
 
 
+def tensor(name: str, values: FloatArray) -> Tensor:
+    return Tensor(name, FLOAT, values.shape, values.tobytes())
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
@@ -178,6 +183,53 @@ def test_results_are_those_of_the_definition(sizes: GatedRecurrence) -> None:
     expected = layer.reference(inputs)
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
     assert np.array_equal(found, one_by_one(layer, layer.new_memory(), inputs, range(150), settled=0))
+
+
+def test_results_are_those_of_the_engines_operators() -> None:
+    import onnxruntime
+
+    layer, rows = Layer(SMALL), 40
+    sizes, inputs, w = SMALL, layer.inputs(40), layer.weights
+    node = partial(Node, domain="com.microsoft")
+    file = GraphFile(
+        nodes=[
+            node(
+                "CausalConvWithState",
+                inputs=["x", "weight"],
+                outputs=["mixed", "last"],
+                attributes={"activation": b"silu"},
+            ),
+            node(
+                "LinearAttention",
+                inputs=["q", "k", "v", "", "decay", "beta"],
+                outputs=["y", "state"],
+                attributes={"q_num_heads": 2, "kv_num_heads": 2, "update_rule": b"gated_delta", "scale": 0.25},
+            ),
+        ],
+        inputs=[
+            ValueInfo("x", FLOAT, [1, sizes.channels, rows]),
+            *(ValueInfo(name, FLOAT, [1, rows, 32]) for name in "qkv"),
+            *(ValueInfo(name, FLOAT, [1, rows, 2]) for name in ("decay", "beta")),
+        ],
+        outputs=[ValueInfo(name, FLOAT, [1, "A", "B"]) for name in ("mixed", "y")],
+        initializers={"weight": tensor("weight", np.ascontiguousarray(w["weight"].T[:, None]))},
+        opset={"": 21, "com.microsoft": 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    session = onnxruntime.InferenceSession(file.serialize(), providers=["CPUExecutionProvider"])
+    feeds = {"x": inputs["x"].T[None], **{name: np.zeros((1, rows, 32), np.float32) for name in "qkv"}}
+    feeds |= {name: np.zeros((1, rows, 2), np.float32) for name in ("decay", "beta")}
+    mixed = session.run(["mixed"], feeds)[0][0].T
+    heads = {name: part.reshape(rows, 2, 16) for name, part in zip("qkv", np.split(mixed, 3, axis=1), strict=True)}
+    for name in "qk":
+        heads[name] = heads[name] / np.sqrt((heads[name] ** 2).sum(-1, keepdims=True) + 1e-6)
+    feeds |= {name: part.reshape(1, rows, 32) for name, part in heads.items()}
+    feeds["decay"] = (w["decay"] * np.logaddexp(0, inputs["steps"] + w["step_bias"]))[None]
+    feeds["beta"] = (1 / (1 + np.exp(-inputs["rates"])))[None]
+    y = session.run(["y"], feeds)[0].reshape(rows, 2, 16)
+    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * w["norm"]
+    expected = y.reshape(rows, 32) * silu(inputs["z"])
+    assert np.abs(layer.run(layer.new_memory(), inputs, settled=0) - expected).max() < 2e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("sizes", ALL)
