@@ -16,6 +16,7 @@ PRETOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     "dbrx": ("smaug-bpe",),
     "qwen2": ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"),
+    "qwen35": (),
     "tekken": (),
     "gpt-4o": ("llama4", "kanana2"),
     "smollm": ("starcoder", "refact", "command-r", "codeshell"),

@@ -18,6 +18,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LLAMA3 = _ENGLISH + "|" + _WORD + r"\p{L}+|\p{N}{1,3}" + _TAIL
 _QWEN2 = _ENGLISH + "|" + _WORD + r"\p{L}+|\p{N}" + _TAIL
+_QWEN35 = (_ENGLISH + "|" + _WORD + r"[\p{L}\p{M}]+|\p{N}" + _TAIL).replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _TEKKEN = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _PATH_TAIL
 _GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLISH}?" + r"|\p{N}{1,3}" + _PATH_TAIL
 
@@ -36,6 +37,7 @@ _TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
     ("llama-bpe", True, _split(_LLAMA3)),
     ("dbrx", False, _split(_LLAMA3)),
     ("qwen2", False, _split(_QWEN2)),
+    ("qwen35", False, _split(_QWEN35)),
     ("tekken", True, _split(_TEKKEN)),
     ("gpt-4o", False, _split(_GPT4O)),
     ("smollm", False, [_DIGITS, _GPT2]),
@@ -44,7 +46,7 @@ _TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
 """Name, `ignore_merges` (a word that is a token is never split), and the steps."""
 
 KNOWN: tuple[str, ...] = tuple(name for name, _, _ in _TYPES)
-_NORMAL_FORMS = {"qwen2": "NFC"}
+_NORMAL_FORMS = dict.fromkeys(("qwen2", "qwen35"), "NFC")
 """Unicode normalization of tokenizers with exactly this name; GGUF files do not store it."""
 
 

@@ -172,6 +172,13 @@ def test_splits_of_every_known_name() -> None:
     assert {*PRETOKENIZERS} == {*KNOWN}
 
 
+def test_splits_of_qwen35_are_those_of_transformers() -> None:
+    module = pytest.importorskip("transformers.models.qwen3_5.tokenization_qwen3_5", reason="transformers is missing")
+    splits = splits_of("qwen35")
+    assert splits is not None
+    assert splits.steps[0]["pattern"] == {"Regex": module.PRETOKENIZE_REGEX}
+
+
 @pytest.mark.parametrize("pre", [*KNOWN, *(other for others in PRETOKENIZERS.values() for other in others)])
 def test_build_tokenizer_splits_like_llama_cpp_for_every_name(pre: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -185,7 +192,7 @@ def test_build_tokenizer_splits_like_llama_cpp_for_every_name(pre: str, tmp_path
     assert vocabulary.pre == pre
     specials = replace(read_specials(metadata, vocabulary, name="tiny"), add_beginning=False)
     built = build_tokenizer(vocabulary, specials, strips=False, name="tiny")
-    reading = compare_reading(path, built, normal_form="NFC" if pre == "qwen2" else "")
+    reading = compare_reading(path, built, normal_form="NFC" if pre in ("qwen2", "qwen35") else "")
     assert (reading.texts, reading.differing) == (len(PLAIN_TEXTS), 0), reading.notes
 
 
