@@ -79,6 +79,8 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         drawing = _drawing(job, network, windows=windows)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+        if others := ", ".join(sorted(checkpoint.left_out)):
+            entry = replace(entry, notes=(*entry.notes, f"text only: left out are {others}"))
     reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
     work = _ModelSteps(job, pack, checkpoint, stages, drawing)
     work = _written(work, entry, reference, steps, windows=windows)

@@ -147,7 +147,7 @@ def file_order(
     """
     known, (outputs, rank) = BY_NAME.get(architecture), up.shape
     rotated = {"q_proj": outputs, "k_proj": outputs, "qkv_proj": outputs - kv_width}.get(module, 0)
-    if known is None or not known.interleaved or not rotated:
+    if known is None or not known.reordered or not rotated:
         return up
     sizes = (head_size // 2, 2) if back else (2, head_size // 2)
     heads = up[:rotated].reshape(rotated // head_size, *sizes, rank).swapaxes(1, 2)

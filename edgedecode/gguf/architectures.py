@@ -36,8 +36,10 @@ class Architecture:
     """Whether gate and up projections, and q, k and v projections, are one matrix each."""
 
     interleaved: bool = False
-    """Whether llama.cpp's rotary embedding pairs adjacent rows of a head, not its two halves: files order query and key
-    rows differently from transformers."""
+    """Whether llama.cpp's rotary embedding pairs adjacent rows of a head, not its two halves."""
+    adjacent: bool = False
+    """Whether transformers pairs adjacent rows too; else files with adjacent pairs order query and key rows differently
+    from transformers."""
     norms: tuple[str, ...] = ()
     """The norms of a layer beyond those before attention and MLP."""
     factors: tuple[str, ...] = ()
@@ -70,17 +72,27 @@ class Architecture:
     """The tensor of the norm before the last product."""
     own_window_rotation: bool = False
     """Whether layers with a window rotate with another base, and without scaling."""
+    tempered: bool = False
+    """Whether queries are multiplied by a number that grows with their position, beyond the context before YaRN."""
     attention_cap: float = 0.0
     logits_cap: float = 0.0
     wide_layers: int = 0
     """The number of layers of the one model whose scores llama.cpp scales by the hidden size per head instead of the
     head size: 27B parameters."""
 
+    @property
+    def reordered(self) -> bool:
+        """Whether files order the rows of queries and keys differently from transformers."""
+        return self.interleaved and not self.adjacent
+
 
 _GEMMA = Architecture("gemma", "GemmaModel", tied=True, head_size=256, shifted=True, gelu=True, scaled_embedding=True)
 _LLAMA = Architecture("llama", "LlamaModel", interleaved=True, factors=_FREQUENCIES)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "Ernie4_5ForCausalLM": Architecture(
+        "ernie4_5", "ErnieModel", tied=True, head_size=128, interleaved=True, adjacent=True,
+    ),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(
         _GEMMA, name="gemma2", builder="Gemma2Model", windows=True, every=2,
@@ -92,6 +104,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "GraniteForCausalLM": replace(_LLAMA, name="granite", builder="GraniteModel"),
     "LlamaForCausalLM": _LLAMA,
+    "Ministral3ForCausalLM": replace(_LLAMA, name="mistral3", builder="MistralModel", head_size=128, tempered=True),
     "MistralForCausalLM": replace(_LLAMA, builder="MistralModel"),
     "Phi3ForCausalLM": Architecture(
         "phi3", "Phi3MiniModel", fused=True, factors=_LONG_AND_SHORT, square=True, every=1,

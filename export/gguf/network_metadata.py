@@ -56,6 +56,10 @@ def write_metadata(
         writer.add_final_logit_softcapping(network.config.final_logit_softcapping or _UNCAPPED)
     if layout.name == "granite":
         _multipliers(writer, network)
+    if layout.tempered:
+        parameters = network.config.rope_parameters
+        writer.add_attn_temperature_scale(parameters["llama_4_scaling_beta"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
 
 
 def _sizes(writer: GGUFWriter, shape: Shape, *, context: int) -> None:

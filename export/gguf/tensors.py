@@ -64,7 +64,7 @@ def tensors_of(
     found = list(_factors(layout, rotation))
     for name, parameter in network.named_parameters():
         title = tensor_name(name, layout, layers=shape.layers)
-        head = shape.head_size if layout.interleaved and ("q_proj" in name or "k_proj" in name) else 0
+        head = shape.head_size if layout.reordered and ("q_proj" in name or "k_proj" in name) else 0
         rows: Rows
         if parameter.dim() == 1:
             shift = 1.0 if layout.shifted and name.endswith("norm.weight") else 0.0

@@ -5,6 +5,7 @@ Reading a view loads its pages; `release` drops them, so resident memory does no
 
 import json
 import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_TEXT = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
+"""Prefixes of the text part's tensors in multimodal models, and those of a text model."""
+_LEFT_OUT = re.compile(
+    r"(?:model\.)?(visual|vision_\w+|vision|audio_\w+|embed_(?:vision|audio)|multi_modal_projector|mtp)\."
+)
+"""Tensors that are not needed to continue texts: encoders of images and sounds, and layers that draft."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -71,10 +78,13 @@ class Checkpoint:
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Map the files and check their headers. Raises ExportError for a damaged file or an unusable type."""
+        self.left_out: set[str] = set()
+        """The parts that are not opened, by name, as the text does not depend on them."""
         self._maps: list[mmap.mmap] = []
         self._views: dict[str, torch.Tensor] = {}
         for path in files:
-            for name, view in self._open(path):
+            for title, view in self._open(path):
+                name = next((new + title[len(old) :] for old, new in _TEXT.items() if title.startswith(old)), title)
                 if name in self._views:
                     raise ExportError(f"the tensor {name} is in {path.name} and another file: remove one")
                 self._views[name] = view
@@ -106,6 +116,9 @@ class Checkpoint:
         for name, entry in header.items():
             # Skips integer buffers of old checkpoints. A weight of an unsupported type is reported as missing later.
             if entry.dtype not in kinds:
+                continue
+            if other := _LEFT_OUT.match(name):
+                self.left_out.add(other[1])
                 continue
             count = entry.nbytes // kinds[entry.dtype].itemsize
             if count == 0:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError, InputError
+from edgedecode.gguf.architectures import ARCHITECTURES
 
 from .model_shape import Shape
 
@@ -68,8 +69,8 @@ class Span:
             notes.append(f"the context is limited to {context} of {self._possible(shape)} tokens: {why}")
         if self._switches(shape):
             notes.append(
-                f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would change "
-                f"its rotary factors and repeat the prefill"
+                f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would "
+                f"{_CHANGES[ARCHITECTURES[shape.architecture].tempered]}"
             )
         return tuple(notes)
 
@@ -80,5 +81,9 @@ class Span:
         return shape.short_context if self._switches(shape) else shape.context
 
 
+_CHANGES = {
+    False: "change its rotary factors and repeat the prefill",
+    True: "begin to scale its queries by their positions: import a GGUF file for more",
+}
 WHOLE = Span()
 """The default context."""

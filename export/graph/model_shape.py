@@ -14,6 +14,14 @@ from .quantize import Scheme
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _LONG_ROPE_NAMES = ("longrope", "su")
 _HEAD_MULTIPLE = 16
+_TEXT_CLASSES = {
+    "gemma3": "Gemma3ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+"""The classes of multimodal models' text parts, by model_type in their text_config, without `_text`."""
+_SHARED = ("bos_token_id", "eos_token_id", "license", "pad_token_id", "quantization_config", "tie_word_embeddings")
+"""What the configuration of a multimodal model may say for its text part."""
 EndIds: TypeAlias = Count | tuple[Count, ...] | None
 """Ids that end an answer."""
 
@@ -66,7 +74,8 @@ class Shape:
     context: int
     tied: bool
     short_context: int = 0
-    """Number of positions up to which a long-rope model uses its short factors; 0: not a long-rope model."""
+    """Number of positions up to which a long-rope model uses its short factors, or another one leaves its queries as
+    they are; 0: a model of neither kind."""
 
     @property
     def projections(self) -> Mapping[str, int]:
@@ -101,6 +110,7 @@ def read_config(value: JsonValue, *, name: str) -> tuple[ModelConfig, Shape]:
     Python code in the folder is never run. Naming some (auto_map) is not an error by itself: configurations often still
     do so for architectures that transformers supports by now.
     """
+    value = text_part(value)
     kind = fields_of(value, _Kind, f"{name}: config.json")
     names = kind.architectures or ()
     if not names or names[0] not in ARCHITECTURES:
@@ -133,6 +143,16 @@ def read_config(value: JsonValue, *, name: str) -> tuple[ModelConfig, Shape]:
         tied=architecture.tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
         short_context=_short_context(config),
     )
+
+
+def text_part(value: JsonValue) -> JsonValue:
+    """Return the configuration of a multimodal model's text part; any other configuration as it is."""
+    text = value.get("text_config") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(text, dict):
+        return value
+    kind = str(text.get("model_type", "")).removesuffix("_text")
+    shared = {key: each for key, each in value.items() if key in _SHARED and each is not None}
+    return {**shared, **text, "architectures": [_TEXT_CLASSES.get(kind, f"{kind} (text part)")]}
 
 
 def check_engine(config: ModelConfig, shape: Shape, *, name: str, body: Scheme, head: Scheme) -> None:
@@ -170,14 +190,16 @@ def _suggestion(size: int) -> str:
 
 
 def _short_context(config: ModelConfig) -> int:
-    """Return the position where a long-rope model switches factors; 0 for others. Raises ExportError if missing."""
-    if "longrope" not in _rope_kinds(config):
-        return 0
+    """Return `Shape.short_context`. Raises ExportError if it is missing."""
     key, places = "original_max_position_embeddings", (config.rope_parameters, config.rope_scaling)
-    named = (place[key] for place in places if isinstance(place, Mapping) and place.get(key))
-    found = next(named, config.original_max_position_embeddings)
+    given = [place for place in places if isinstance(place, Mapping)]
+    tempered = any(place.get("llama_4_scaling_beta") for place in given)
+    if not tempered and "longrope" not in _rope_kinds(config):
+        return 0
+    found = next((place[key] for place in given if place.get(key)), config.original_max_position_embeddings)
     if not isinstance(found, int) or found < 1:
-        raise ExportError(f"config.json uses longrope but names no {key}: add it")
+        kind = "llama_4_scaling_beta" if tempered else "longrope"
+        raise ExportError(f"config.json uses {kind} but names no {key}: add it")
     return found
 
 

@@ -42,7 +42,10 @@ def open_network(folder: Path, checkpoint: Checkpoint, *, architecture: str) -> 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        whole = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = whole.get_text_config()
+        if config is not whole:
+            config.tie_word_embeddings = whole.tie_word_embeddings
         with torch.device("meta"):
             network: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=False, attn_implementation=_attention(config)

@@ -25,6 +25,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+MINISTRAL = {
+    **YARN,
+    "factor": 2.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 BY_LAYER = {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 1e3}}
 SOME_WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 MULTIPLIERS = {
@@ -40,6 +48,7 @@ LIKE_LLAMA_CPP = {"query_pre_attn_scalar": 16}
 """llama.cpp always scales Gemma 2's queries by the head size."""
 
 ARCHITECTURAL = {
+    "ernie4_5": TinyModel(family="ernie4_5", more={"pad_token_id": 0}),
     "gemma": TinyModel(family="gemma", tied=True),
     "gemma2": TinyModel(family="gemma2", layers=4, tied=True, more=GEMMA2),
     "gemma2 bfloat16": TinyModel(
@@ -49,6 +58,7 @@ ARCHITECTURAL = {
     "granite": TinyModel(family="granite", more=MULTIPLIERS),
     "granite tied float16": TinyModel(family="granite", tied=True, dtype="float16", more=MULTIPLIERS),
     "llama": TinyModel(),
+    "ministral3": TinyModel(family="ministral3", more={"pad_token_id": 0, "rope_parameters": MINISTRAL}),
     "mistral": TinyModel(family="mistral", more={"sliding_window": 24}),
     "mistral without window": TinyModel(family="mistral", more={"sliding_window": None}),
     "phi3": TinyModel(family="phi3", more={"pad_token_id": 0, "sliding_window": 24}),

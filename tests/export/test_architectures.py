@@ -281,3 +281,48 @@ def test_export_ties_a_head_equal_to_the_embedding(tmp_path: Path) -> None:
     export(folder, tmp_path / "pack", stored=recipe(8))
     alone = export(write_model(tmp_path / "alone", TinyModel(tied=True)), tmp_path / "pack2", stored=recipe(8))
     assert Manifest.load(tmp_path / "pack").files["target/weights.bin"] == alone.files["target/weights.bin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "old", "new"),
+    [
+        ("ministral3", "Mistral3ForConditionalGeneration", "model.", "model.language_model."),
+        ("ministral3", "Mistral3ForConditionalGeneration", "", "language_model."),
+        ("gemma3", "Gemma3ForConditionalGeneration", "model.", "model.language_model."),
+    ],
+)
+def test_the_text_part_of_a_multimodal_model_is_exported(
+    text: str, whole: str, old: str, new: str, tmp_path: Path
+) -> None:
+    """Images are left out, and the pack says so; a tensor that is unknown is an error as ever."""
+    folder = write_model(tmp_path / "model", SHAPES[text])
+    expected = framework_logits(folder, random_tokens(60))
+    kind = whole.removesuffix("ForConditionalGeneration").lower()
+
+    def multimodal(config: dict[str, Any]) -> None:
+        inner = dict(config)
+        config.clear()
+        vision = {"model_type": "pixtral" if kind == "mistral3" else "siglip_vision_model", "hidden_size": 32}
+        config |= {"architectures": [whole], "model_type": kind, "text_config": inner, "vision_config": vision}
+        config["tie_word_embeddings"] = inner.pop("tie_word_embeddings")
+
+    rewrite_config(folder, multimodal)
+    path = folder / "model.safetensors"
+    tensors = {
+        name.replace(old, new, 1) if name.startswith(old) else name: each for name, each in load_file(path).items()
+    }
+    more = {"vision_tower.patch.weight": np.ones((4, 4), np.float32), "multi_modal_projector.a": np.ones(4, np.float32)}
+    save_file(tensors | more, path)
+    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
+    assert manifest.models["target"].notes[-1] == "text only: left out are multi_modal_projector, vision_tower"
+    assert np.abs(engine_logits(manifest, tmp_path / "pack", random_tokens(60)) - expected).max() < 1e-3
+    save_file(tensors | {"model.unknown.weight": np.ones((4, 4), np.float32)}, path)
+    with pytest.raises(ExportError, match=r"has 1 tensor unknown to its config.json, model.unknown.weight"):
+        export(folder, tmp_path / "pack-2", stored=recipe(32))
+
+
+def test_a_multimodal_model_of_an_unknown_text_part_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel())
+    rewrite_config(folder, lambda config: config.update(text_config={"model_type": "kosmos_2_text"}))
+    with pytest.raises(ExportError, match=r"is a kosmos_2 \(text part\); supported are"):
+        export(folder, tmp_path / "pack", stored=recipe(32))

@@ -89,8 +89,11 @@ def not_a_number(tensors: dict[str, np.ndarray]) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are GemmaFor"),
-    "no architecture": (configure(architectures=None), "model_type 'llama'; supported are GemmaForCausalLM"),
+    "unknown architecture": (
+        configure(architectures=["MambaForCausalLM"]),
+        "MambaForCausalLM; supported are Ernie4_5For",
+    ),
+    "no architecture": (configure(architectures=None), "model_type 'llama'; supported are Ernie4_5ForCausalLM"),
     "own Python code": (
         configure(architectures=["OwnForCausalLM"], auto_map={"AutoModel": "x.Y"}),
         "OwnForCausalLM that needs its own Python code",

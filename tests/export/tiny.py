@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     Phi3Config,
     PreTrainedModel,
@@ -24,11 +26,13 @@ from transformers import (
 from tests.small_tokenizers import byte_level
 
 _CONFIGS = {
+    "ernie4_5": Ernie4_5Config,
     "gemma": GemmaConfig,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
     "granite": GraniteConfig,
     "llama": LlamaConfig,
+    "ministral3": Ministral3Config,
     "mistral": MistralConfig,
     "phi3": Phi3Config,
     "qwen2": Qwen2Config,

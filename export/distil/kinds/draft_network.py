@@ -96,7 +96,7 @@ def new_draft(target: TargetWeights, ids: IntArray, *, context: int) -> DraftNet
             _, layer, rest = name.split(".", 2)
             module, _, kind = rest.rpartition(".")
             values = target.matrix(f"blk.{places[int(layer)]}.{_TENSORS[module]}.{kind}")
-            if module in ("self_attn.q_proj", "self_attn.k_proj") and BY_NAME[target.architecture].interleaved:
+            if module in ("self_attn.q_proj", "self_attn.k_proj") and BY_NAME[target.architecture].reordered:
                 values = _in_halves(values, sizes_of(target, rows=0).head_size)
             parameter.copy_(values)
     return network

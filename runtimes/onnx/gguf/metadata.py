@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import (
     AFTER_NORMS,
@@ -140,6 +143,14 @@ class Metadata:
         wide = self.layers == self.architecture.wide_layers
         size = self.hidden // self.integer("attention.head_count") if wide else self.head_size
         return self.number("attention.scale", size**-0.5)
+
+    def temperatures(self, context: int) -> npt.NDArray[np.float32] | None:
+        """Return by what queries are multiplied at each position (llama-graph.cpp, attn_temp); None: by nothing."""
+        scale = self.number("attention.temperature_scale", 0.0) if self.architecture.tempered else 0.0
+        original = self.integer("rope.scaling.original_context_length", self.integer("context_length"))
+        if not scale or context <= original:
+            return None
+        return (1 + scale * np.log(1 + np.arange(context) // original)).astype(np.float32)
 
     @property
     def recurrence(self) -> GatedRecurrence:

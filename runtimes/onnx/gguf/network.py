@@ -20,7 +20,7 @@ from ..graph_session import FULL_BIAS, HIDDEN, SCALARS, WINDOW_BIAS
 from ..kernels.products import FLOAT, serves_head
 from ..recurrence import KEPT_ROWS
 from .graph_writer import INT64, MICROSOFT
-from .metadata import GATED, Metadata
+from .metadata import GATED, Layer, Metadata
 from .recurrent_layers import RecurrentLayers
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights
@@ -201,7 +201,7 @@ class Network(RecurrentLayers):
         cap = shape.cap("attn_logit_softcapping", shape.architecture.attention_cap)
         y = f"{part}attention"
         inputs = [
-            *projections,
+            *self._tempered(projections, facts),
             *(f"past_key_values.{layer}.{name}" for name in ("key", "value")),
             *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if facts.window else FULL_BIAS),
         ]
@@ -236,6 +236,20 @@ class Network(RecurrentLayers):
         for index in range(self.metadata.architecture.gated, 2 if normed else 0):  # gates are split off first
             made[index] = self._head_norm(made[index], f"{names[index]}_norm.weight", size=size)
         return made
+
+    def _tempered(self, made: list[str], facts: Layer) -> list[str]:
+        """Return projections whose queries are multiplied by the number of their position, if the model has any."""
+        factors = self.metadata.temperatures(self.context)
+        if factors is None:
+            return made
+        if not made[1]:
+            joined, (sizes, split) = made[0], (f"{made[0]}.sizes", f"{made[0]}.split")
+            self._initializer(sizes, np.array([facts.queries, facts.keys, facts.keys], np.int64))
+            made = [f"{joined}.{each}" for each in "qkv"]
+            self.file.nodes.append(Node("Split", "", split, [joined, sizes], made, {"axis": -1}))
+        table = self._initializer("temperatures", factors[:, None])
+        factor = self._node("Gather", [table, "position_ids"], {"axis": 0})
+        return [self._node("Mul", [made[0], factor]), *made[1:]]
 
     def _head_norm(self, x: str, weight: str, *, size: int) -> str:
         heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])

@@ -49,7 +49,8 @@ def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, context:
         factor = metadata.number("rope.scaling.factor", 1.0)
         kept = _kept_shares(metadata, size=size, base=base)
         frequencies *= kept + (1 - kept) / factor
-        strength *= 1 + 0.1 * math.log(factor)
+        shared = metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
+        strength *= (1 + 0.1 * math.log(factor)) / (1 + 0.1 * shared * math.log(factor))
     angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * strength).astype(np.float32), (np.sin(angles) * strength).astype(np.float32)
 

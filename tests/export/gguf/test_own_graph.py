@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,6 +47,23 @@ def test_own_graph_matches_transformers(name: str, floats: Callable[[str], Float
 
 def test_own_graph_matches_transformers_for_long_rope(tmp_path: Path) -> None:
     assert largest_error(long_rope(tmp_path), own_logits) < EXACT
+
+
+def test_queries_grow_with_their_position_beyond_the_first_context(
+    floats: Callable[[str], Floats], tmp_path: Path
+) -> None:
+    """Ministral 3's; a file says where, a pack's graphs end there."""
+    made, tokens, path = floats("ministral3"), random_tokens(250), tmp_path / "long.gguf"
+    assert made.entry.context == 128
+    assert "begin to scale its queries by their positions" in made.entry.notes[-1]
+    data = (made.pack / made.entry.gguf).read_bytes()
+    key = b"mistral3.context_length" + (4).to_bytes(4, "little")
+    assert data.count(key + (128).to_bytes(4, "little")) == 1
+    path.write_bytes(data.replace(key + (128).to_bytes(4, "little"), key + (256).to_bytes(4, "little")))
+    expected = framework_logits(made.root / "model", tokens)
+    assert np.abs(own_logits(path, tokens) - expected).max() < EXACT
+    if find_spec("llama_cpp") is not None:
+        assert np.abs(stock_logits(path, tokens) - expected).max() < EXACT
 
 
 @pytest.mark.parametrize(
