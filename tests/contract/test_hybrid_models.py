@@ -168,6 +168,12 @@ class _Opener(GgufOpener):
         return entry_of("qwen35", rows=shape.rows, layers=shape.layers, head_size=config.head_dim)
 
 
+@pytest.mark.parametrize("graph", ["lora", "squares", "hidden"])
+def test_every_graph_gives_the_same_bits(written: Written, graph: str) -> None:
+    found = read(open_entry(written.entry, written.folder, budget=Budget(), needs=(graph,)), width=64, count=128)
+    assert np.array_equal(found, read(written.ours(), width=64, count=128))
+
+
 @pytest.mark.parametrize("written", ["qwen35"], indirect=True)
 def test_adapters_change_queries_and_their_gates(written: Written) -> None:
     rng, changed = np.random.default_rng(4), copy.deepcopy(written.model)
