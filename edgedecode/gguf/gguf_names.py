@@ -1,7 +1,7 @@
 """llama.cpp's names of a pack's architectures and of the projections of their layers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from .architectures import ARCHITECTURES, BY_NAME, HYBRIDS
@@ -18,6 +18,18 @@ _MODULES = {
 }
 """Tensor → name of the projection in PEFT's `target_modules`."""
 _FUSED = {**_MODULES, "ffn_up": "gate_up_proj"}
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "lfm2": {
+        **{f"attn_{each}": f"{each}_proj" for each in "qkv"},
+        "attn_output": "out_proj",
+        "ffn_gate": "w1",
+        "ffn_up": "w3",
+        "ffn_down": "w2",
+        "shortconv.in_proj": "in_proj",
+        "shortconv.out_proj": "out_proj",
+    }
+}
+"""Of architectures whose classes have names of their own; no layer has both tensors of one name."""
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)\.weight", re.ASCII)
 
 
@@ -45,14 +57,17 @@ def module_of(tensor: str, architecture: str) -> LayerModule | None:
     return None if module is None else LayerModule(int(found[1]), module)
 
 
-def tensor_name(module: LayerModule, architecture: str) -> str:
-    """Return the name of a projection's weight tensor. Inverse of `module_of`."""
-    (name,) = (tensor for tensor, known in _modules(architecture).items() if known == module.module)
-    return f"blk.{module.layer}.{name}.weight"
+def tensor_name(module: LayerModule, architecture: str, tensors: Collection[str]) -> str:
+    """Return the name of a projection's weight tensor among those of a file. Inverse of `module_of`."""
+    names = (name for name, known in _modules(architecture).items() if known == module.module)
+    (found,) = (each for name in names if (each := f"blk.{module.layer}.{name}.weight") in tensors)
+    return found
 
 
 def _modules(architecture: str) -> Mapping[str, str]:
     known = BY_NAME.get(architecture)
+    if architecture in _OWN:
+        return _OWN[architecture]
     if known is not None and known.recurrent:  # there attn_qkv belongs to layers without attention
         return {tensor: module for tensor, module in _MODULES.items() if tensor != "attn_qkv"}
     return _FUSED if known is not None and known.fused else _MODULES

@@ -133,7 +133,8 @@ class Adapters:
     def _file_tensors(self, parts: Parts) -> Iterator[WrittenTensor]:
         """Yield a projection's two tensors. Their values are assembled only when they are written."""
         projection = parts.projection
-        name = tensor_name(LayerModule(projection.layer, projection.module), self._header.architecture)
+        module = LayerModule(projection.layer, projection.module)
+        name = tensor_name(module, self._header.architecture, self._header.tensors)
 
         def down() -> Iterator[memoryview]:
             yield self._projections.join(parts).down.data.cast("B")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import AdapterUse, LowRank
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.gguf.metadata import Metadata, read_metadata
@@ -216,7 +216,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     return found
 
 
-def test_adapters_change_attention_and_mlps_and_no_convolution(gguf_opener: GgufOpener) -> None:
+def test_adapters_change_attention_mlps_and_products_beside_convolutions(gguf_opener: GgufOpener) -> None:
+    """By the names of transformers' class; llama.cpp's logits are the same."""
     model = open_hybrid(gguf_opener, needs=("lora",))
     rng, hidden = np.random.default_rng(0), SHAPE.hidden
     use = AdapterUse("a", "a")
@@ -225,7 +226,9 @@ def test_adapters_change_attention_and_mlps_and_no_convolution(gguf_opener: Gguf
         down, up = rng.standard_normal((2, hidden)), rng.standard_normal((outputs, 2))
         return LowRank(layer, module, down.astype(np.float32), up.astype(np.float32))
 
-    model.add_adapter("a", [change(0, "gate_proj", SHAPE.mlp), change(1, "q_proj", SHAPE.heads * SHAPE.head_size)])
+    matrices = [change(0, "w1", SHAPE.mlp), change(0, "in_proj", 3 * hidden), change(0, "out_proj", hidden)]
+    matrices += [change(1, "q_proj", SHAPE.heads * SHAPE.head_size), change(1, "out_proj", hidden)]
+    model.add_adapter("a", matrices)
     base = read(model, TOKENS[:80])[1]
     found = [model.forward(TOKENS[:80], model.new_state(80, rows=80), rows="all", adapter=use).logits.copy()]
     state = model.new_state(80, rows=80)
@@ -234,6 +237,11 @@ def test_adapters_change_attention_and_mlps_and_no_convolution(gguf_opener: Gguf
         state.keep(range(8))
     assert np.array_equal(found[0], np.concatenate(found[1:]))
     assert_moved(found[0], base)
+    theirs = gguf_opener(SHAPE, architecture="lfm2")
+    assert isinstance(theirs, AdapterModel)
+    theirs.add_adapter("a", matrices)
+    wanted = theirs.forward(TOKENS[:80], theirs.new_state(80, rows=80), rows="all", adapter=use).logits
+    assert np.abs(found[0] - wanted).max() < 1e-4 * np.abs(wanted).max()
     with pytest.raises(CapabilityError, match="takes no adapter for layer 0 q_proj"):
         model.add_adapter("b", [change(0, "q_proj", hidden)])
 
