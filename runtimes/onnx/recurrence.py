@@ -127,11 +127,11 @@ class Recurrence:
         self._snapshot(large=width >= _LARGE)
         rows = [alone, *accepted]
         if rows != self._bound or self._list is None:
-            self._list = self._value(np.array(rows, np.int32))
-            self._bound = rows
-            binding.bind_ortvalue_input(KEPT_ROWS, self._list)
-        self._running, self._risky = True, chained or through > 0
-        self._next = (start if chained else self._before) + through
+            fresh = self._value(np.array(rows, np.int32))
+            binding.bind_ortvalue_input(KEPT_ROWS, fresh)
+            self._list, self._bound = fresh, rows  # the old one lives until then: an interrupt may come before
+        self._next, self._risky = (start if chained else self._before) + through, chained or through > 0
+        self._running = True
 
     def commit(self, length: int) -> None:
         """Note that the pass is over."""
@@ -175,7 +175,8 @@ class Recurrence:
         self._list = None
 
     def _check(self, length: int, *, pending: int) -> None:
-        """Note whether an interrupt came between settling rows and noting them here."""
+        """Note whether an interrupt came behind a pass, or between settling rows and noting them here."""
+        self.fail()
         self._lost |= self._before > pending or self._base + len(self._accepted) != length + self._before
 
     def _snapshot(self, *, large: bool) -> None:

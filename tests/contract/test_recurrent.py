@@ -321,3 +321,23 @@ def test_layers_that_disagree_with_their_tensors_are_refused(gguf_opener: GgufOp
     )
     with pytest.raises(kind, match=words):
         build_graph(Metadata(changed, "lfm2"), GgufWeights(path, changed, findings={}), context=64)
+
+
+@pytest.mark.parametrize(("width", "kept"), [(3, 30), (100, 0)])
+def test_an_interrupt_behind_a_pass_is_found_out(model: OnnxModel, width: int, kept: int) -> None:
+    """The layers have the pass's accepted rows, or its own first ones, and the state does not know it."""
+    state, plain = read(model, TOKENS[:30])[0], read(model, TOKENS[:30])[0]
+    memory = state.recurrence
+    assert memory is not None
+
+    def interrupted(length: int) -> None:
+        raise KeyboardInterrupt
+
+    memory.commit = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(TOKENS[30 : 30 + width], state)
+    del memory.commit
+    state.crop(30)
+    assert state.length == kept
+    rest = TOKENS[state.length : 31]
+    assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[30:31], plain).logits)
