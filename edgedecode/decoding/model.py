@@ -194,10 +194,16 @@ class State(Protocol):
 
 @runtime_checkable
 class TopState(State, Protocol):
-    """A state of a model whose rows have the likeliest tokens only, and which may be left alone by its server."""
+    """A state of a model whose rows have the likeliest tokens only, and which may be left alone by its server.
+
+    Its session tells how it draws: how many of the likeliest tokens decide, and the noise's seed; and whether rounds
+    without a draft may follow each other, which the server could write on its own.
+    """
 
     top: int
-    """How many of them its session needs."""
+    sampling: Mapping[str, float]
+    seed: int
+    streams: bool
 
     @property
     def alone(self) -> str:

@@ -50,6 +50,7 @@ class SessionDecoding:
         self.ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
         self._constraint: Constraint | None = None  # of the running answer, as the next
         self._expected: Drafter | None = None
+        self._top_state: TopState | None = None
         self.row_draw, self.rows = shared.row_draw(), most_rows(options, choice)
         self._own = shared.constraint(options, rows=self.rows)
         with ExitStack() as undo:
@@ -60,7 +61,10 @@ class SessionDecoding:
             if card.top_rows and isinstance(self.turns.state, TopState):
                 from edgedecode.sessions.top_rows import top_needed  # late: of targets on servers
 
-                self.turns.state.top = top_needed(self.sampling, card, restricted=self._own is not None)
+                self._top_state = self.turns.state
+                self._top_state.top = top_needed(self.sampling, card, restricted=self._own is not None)
+                self._top_state.sampling = self.sampling.as_dict()
+                self._top_state.streams = not (choice.names and options.fixed) and options.details.switch is None
             setting = DraftSetting(
                 budget=shared.budget,
                 sampling=self.sampling,
@@ -208,6 +212,8 @@ class SessionDecoding:
     def _begin_noise(self, seed: int) -> None:
         for noise in (self._noise, self._draft_noise):
             noise.begin(seed)
+        if self._top_state is not None:
+            self._top_state.seed = seed
 
     def _note_memory(self, stats: Stats) -> None:
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()

@@ -4,8 +4,9 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
+from copy import copy
 from time import monotonic, sleep
 from urllib.parse import SplitResult, urlsplit
 
@@ -81,6 +82,29 @@ class Connection:
         """Return the JSON object at a path. Raises TargetFailed."""
         return self._asked("GET", path, None)
 
+    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, JsonValue]]:
+        """Yield the events of a streamed reply, on a connection of its own, which closing the iterator ends.
+
+        Each may take as long as a reply. Raises TargetFailed.
+        """
+        own = copy(self)
+        own._open = None
+        data = json.dumps(body, separators=(",", ":")).encode()
+        self.requests, self.sent = self.requests + 1, self.sent + len(data)
+        try:
+            reply = own._begun("POST", path, data, monotonic() + self.seconds)
+            if reply.status != 200:
+                raise TargetFailed(f"{self.host} refuses {path} ({reply.status})")
+            while line := reply.readline(_PIECE):
+                self.received += len(line)
+                own._wait_until(monotonic() + self.seconds)
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TargetFailed(f"the stream of {self.host} ended: {cause(error) or type(error).__name__}") from None
+        finally:
+            own.close()
+
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
         if self._open is not None:
@@ -141,31 +165,37 @@ class Connection:
     def _sent(
         self, method: str, path: str, data: bytes | None, deadline: float
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        if self._open is None:
-            secure = self.parts.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            assert self.parts.hostname is not None
-            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
-            self._open.connect()
-        opened = self._open
-        assert opened.sock is not None
-        opened.sock.settimeout(max(0.001, deadline - monotonic()))
-        opened.request(method, self.parts.path.rstrip("/") + path, data, self._headers)
-        reply = opened.getresponse()
+        reply = self._begun(method, path, data, deadline)
         pieces, size = [], 0
         while piece := reply.read1(_PIECE):
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_NBYTES:
                 raise http.client.HTTPException(f"its reply has more than {_MOST_NBYTES >> 20} MB")
-            if monotonic() > deadline:
-                raise TimeoutError
-            if opened.sock is not None:
-                opened.sock.settimeout(max(0.001, deadline - monotonic()))
+            self._wait_until(deadline)
         reply.close()  # only then may the next request be sent
         if reply.will_close:
             self.close()
         return reply.status, b"".join(pieces), reply.headers
+
+    def _begun(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
+        """Send a request, and return its reply, of which the headers are read."""
+        if self._open is None:
+            secure = self.parts.scheme == "https"
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            assert self.parts.hostname is not None
+            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
+            self._open.connect()
+        self._wait_until(deadline)
+        self._open.request(method, self.parts.path.rstrip("/") + path, data, self._headers)
+        return self._open.getresponse()
+
+    def _wait_until(self, deadline: float) -> None:
+        """Limit the time of the next reading. Raises TimeoutError."""
+        if (left := deadline - monotonic()) <= 0:
+            raise TimeoutError
+        if self._open is not None and self._open.sock is not None:
+            self._open.sock.settimeout(left)
 
 
 def _said(value: object, reply: bytes) -> str:

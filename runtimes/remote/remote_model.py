@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 import numpy as np
@@ -15,9 +15,12 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.user_notices import notice
 
 from .connection import Connection, TargetFailed
-from .servers import Asked, Kind, Rows
+from .servers import SEEDED, Asked, Kind, Rows, rows_of
+from .token_stream import TokenStream
 
 _TOKEN_NBYTES = 8
+_LONGEST_PATIENCE = 32
+"""Single rows, at most, until the server is asked to write on alone again."""
 _AGAIN_SECONDS = 30.0
 """After which an answer asks a server again that did not answer."""
 
@@ -35,7 +38,11 @@ class RemoteState:
         self.tokens: list[int] = []
         self.rows: list[int] = []
         self.agreed = self._own_agreed = 0
-        self.session, self.top = "", 1
+        self.session, self.top, self.seed = "", 1, 0
+        self.sampling: Mapping[str, float] = {}
+        self.streams = False
+        self.stream: TokenStream | None = None
+        self.plain, self._patience = 0, 1
         self.alone = ""
         """Why the device's model goes on alone in this answer; empty: it does not."""
 
@@ -66,8 +73,23 @@ class RemoteState:
         self.agreed, self._own_agreed = min(self.agreed, length), min(self._own_agreed, length)
         if begins:
             self.alone = ""
+            self.end_stream()
+            self._patience = 1
+
+    def begins_stream(self) -> bool:
+        """Return whether the server should write on alone: as many rows as it takes were asked for one by one."""
+        self.plain += 1
+        return self.streams and self.plain >= self._patience
+
+    def end_stream(self) -> None:
+        """Stop what the server writes. The next time it takes twice as many single rows."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream, self._patience = None, min(_LONGEST_PATIENCE, 2 * self._patience)
+        self.plain = 0
 
     def close(self) -> None:
+        self.end_stream()
         self._lease.release()
         if self.own is not None:
             self.own.close()
@@ -169,6 +191,8 @@ class RemoteModel:
         """Return the last rows of a state: the server's or, if that fails and there is one, the device's model's."""
         if self._spare is not None and not state.alone and monotonic() < self._silent_until:
             state.alone = f"{self.connection.host} did not answer a moment ago"
+        if not state.alone and (token := self._streamed(state, count)) is not None:
+            return self._dense([(np.array([token]), np.zeros(1, np.float32))], 1)
         if not state.alone:
             try:
                 return self._dense(self._asked(state, count), count)
@@ -179,6 +203,29 @@ class RemoteModel:
                 notice(f"{state.alone}: the device's model goes on alone, which may write something else")
         assert self._spare is not None
         return state.read_alone(self._spare, count)
+
+    def _streamed(self, state: RemoteState, count: int) -> int | None:
+        """Return the token that the server itself writes next, which is a row of its own; None: ask for rows.
+
+        A plain round then takes no way to the server and back.
+        """
+        every = [*state.tokens, *state.rows]
+        if count > 1 or (state.stream is not None and not state.stream.continues(every)):
+            state.end_stream()
+        if count > 1 or not self._kind.streams or not (state.stream is not None or state.begins_stream()):
+            return None
+        if state.sampling.get("temperature") and self._kind.streams != SEEDED:
+            return None
+        try:
+            if state.stream is None:
+                state.stream = TokenStream(self.connection, every, state.sampling, seed=state.seed, model=self._model)
+            token = state.stream.next()
+        except TargetFailed:
+            token = None
+        if token is None or not 0 <= token < self.card.vocabulary_size:
+            state.end_stream()
+            return None
+        return token
 
     def _asked(self, state: RemoteState, count: int) -> Rows:
         every = [*state.tokens, *state.rows]
@@ -191,12 +238,7 @@ class RemoteModel:
             session=state.session,
             answered=self._answered,
         )
-        found = self._kind.ask(self.connection, asked)
-        size = self.card.vocabulary_size
-        if len(found) != count or any(not len(ids) or ids.max() >= size for ids, _ in found):
-            raise TargetFailed(f"{self.connection.host} answers with {len(found)} rows for {count}, or with no tokens")
-        if any(not np.isfinite(logits[0]) or np.isnan(logits).any() for _, logits in found):
-            raise TargetFailed(f"{self.connection.host} answers with log probabilities that are no numbers")
+        found = rows_of(self.connection, self._kind, asked, size=self.card.vocabulary_size)
         state.session, state.agreed, self._answered = asked.session, len(every), asked.answered
         return found
 

@@ -148,8 +148,16 @@ class Others:
         return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice]}
 
     def _llama(self, body: dict[str, Any]) -> Any:
+        tokens = list(body["prompt"])
+        if body.get("stream"):
+            assert body["temperature"] == 0
+            for _ in range(min(body["n_predict"], 8)):
+                tokens.append(int(self._rows(tokens, 1)[0].argmax()))
+            events = [{"content": "", "tokens": [token], "stop": False} for token in tokens[len(body["prompt"]) :]]
+            every = [*events, {"content": "", "tokens": [], "stop": True}]
+            return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in every)
         assert body["n_predict"] == 1
-        (row,) = self._rows(body["prompt"], 1)
+        (row,) = self._rows(tokens, 1)
         tops = [
             {"id": int(id), "token": "", "bytes": [], "logprob": float(row[id])}
             for id in np.argsort(-row, kind="stable")[: body["n_probs"]]

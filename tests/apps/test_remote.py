@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.apps.serving import STORY, Running
+from tests.apps.serving import STORY, Running, wait_for
 
 # isort: split
 import edgedecode
@@ -68,6 +68,36 @@ def test_a_round_is_one_request_of_few_bytes(server: Running) -> None:
         assert sent / requests <= 200
         assert received / requests <= 2048
         assert stats.accepted > stats.rounds  # the same model drafts
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_without_drafts_the_server_writes_on_alone(server: Running, pair: Pair, sampling: SamplingOptions) -> None:
+    with (
+        remote(server.port) as device,
+        device.session(SessionOptions(sampling=sampling, drafter="none", seed=5)) as own,
+    ):
+        target: Any = device.target
+        before = target.connection.requests
+        done = own.generate(STORY, max_tokens=150)
+        assert target.connection.requests - before <= 2  # of 128 tokens at most
+        with pair.session(SessionOptions(sampling=sampling, drafter="none", seed=5)) as session:
+            assert done.tokens == session.generate(STORY, max_tokens=150).tokens
+    wait_for(lambda: not server.service.running)
+
+
+def test_where_the_servers_stream_breaks_rows_are_asked_for(server: Running, pair: Pair) -> None:
+    streamed = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        status, reply = forwarded(server.port, path, body)
+        if path == "/completion":
+            streamed.append(body)
+            return (status, reply[: len(reply) // 2]) if len(streamed) % 2 else (500, {})
+        return status, reply
+
+    with answering(answer) as url, remote(url) as device:
+        assert text_of(device, drafter="none", most=60) == text_of(pair, drafter="none", most=60)
+    assert 1 < len(streamed) < 20
 
 
 def test_chats_go_on_and_several_sessions_alternate(server: Running, pair: Pair) -> None:
@@ -178,12 +208,12 @@ def test_a_device_without_network_begins_alone(pair: Pair) -> None:
 GARBAGE = [
     (b"<html>", "no JSON object"),
     (b"[]", "no JSON object"),
-    ({}, "does not answer as this kind of server does"),
-    ({"session": "a", "model": "demo", "ids": [[5]], "gaps": []}, "rows of different lengths"),
+    ({}, "does not answer as such a server does"),
+    ({"session": "a", "model": "demo", "ids": [[5]], "gaps": []}, "does not answer as"),
     ({"session": "a", "model": "demo", "ids": [], "gaps": []}, "0 rows for 1"),
-    ({"session": "a", "model": "demo", "ids": [[1 << 40]], "gaps": [[]]}, "rows for 1, or with no tokens"),
-    ({"session": "a", "model": "demo", "ids": [[-5]], "gaps": [[]]}, "does not answer as"),
-    ({"session": "a", "model": "demo", "ids": [[]], "gaps": [[]]}, "rows"),
+    ({"session": "a", "model": "demo", "ids": [[1 << 40]], "gaps": [[]]}, "tokens that the vocabulary lacks"),
+    ({"session": "a", "model": "demo", "ids": [[-5]], "gaps": [[]]}, "tokens that the vocabulary lacks"),
+    ({"session": "a", "model": "demo", "ids": [[]], "gaps": [[]]}, "does not answer as"),
     ({"session": "a", "model": "demo", "ids": [[5, 6]], "gaps": [["x"]]}, "does not answer as"),
     (b'{"session":"a","model":"demo","ids":[[5,6]],"gaps":[[NaN]]}', "does not answer as"),
 ]
@@ -195,7 +225,7 @@ def test_garbage_is_told(reply: Any, said: str, server: Running) -> None:
         return (200, reply) if path == VERIFY else forwarded(server.port, path, body)
 
     with answering(answer) as url, remote(url) as device, pytest.raises(EdgeDecodeError, match=said):
-        text_of(device)
+        text_of(device, draft_max=1)
 
 
 def test_a_slow_server_is_waited_for_as_long_as_allowed(server: Running) -> None:
@@ -207,7 +237,7 @@ def test_a_slow_server_is_waited_for_as_long_as_allowed(server: Running) -> None
     with answering(answer) as url, remote(url, seconds=0.5) as device:
         began = monotonic()
         with pytest.raises(EdgeDecodeError, match=r"did not answer within 0\.5 s"):
-            text_of(device)
+            text_of(device, draft_max=1)
         assert monotonic() - began < 2.5
 
 
@@ -220,7 +250,7 @@ def test_another_model_in_mid_answer_is_refused(server: Running) -> None:
         return status, reply.replace(b'"demo"', b'"other"') if count[0] > 3 else reply
 
     with answering(answer) as url, remote(url) as device, pytest.raises(EdgeDecodeError, match="answers with 'other'"):
-        text_of(device)
+        text_of(device, draft_max=1)
 
 
 def test_another_tokenizer_is_refused(server: Running) -> None:
