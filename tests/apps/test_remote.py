@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.apps.serving import STORY, Running, wait_for
+from tests.apps.serving import CHAT, STORY, Running, body, wait_for
+from tests.apps.serving import text_of as text_of_reply
 
 # isort: split
 import edgedecode
@@ -196,6 +197,22 @@ def test_a_device_alone_asks_again_with_the_next_answer(server: Running, monkeyp
         for down[0] in (False, True, False):
             alone.append(session.generate(STORY, max_tokens=8).stats.alone_tokens)
         assert alone == [0, 8, 0]
+
+
+def test_a_device_serves_what_its_target_verifies(server: Running, pair: Pair) -> None:
+    down = [False]
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (0, b"") if down[0] else forwarded(server.port, path, body)
+
+    given = body(CHAT, most=24)
+    with answering(answer) as url, remote(url, offline=True) as device, Running(device) as own:
+        found = own.answer(given)
+        assert text_of_reply(found) == text_of(pair, most=24, drafter="none")
+        assert "alone_n" not in found["timings"]
+        own.refuses(given | {"temperature": 0.7}, "needs the whole distribution")
+        down[0] = True
+        assert own.answer(given)["timings"]["alone_n"] == 24
 
 
 def test_a_device_without_network_begins_alone(pair: Pair) -> None:
