@@ -76,7 +76,8 @@ class ModelRequest:
     """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP`, `NO_REPACK`,
     `SQUARES` or `HIDDEN_ROWS`."""
     taps: tuple[int, ...] = ()
-    """The layers whose inputs a drafting head reads: the model's states are `FeatureState`s."""
+    """The layers whose inputs a drafting head reads, the number of layers for what follows the final norm: the model's
+    states are `FeatureState`s."""
     beside: LanguageModel | None = None
     """The target that a drafting head is opened for, whose embedding it reads; None: unknown, as in a plan."""
 

@@ -132,8 +132,12 @@ HYBRIDS: Mapping[str, Architecture] = {
 
 HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 """Drafting heads, which are no models: one layer that also reads what layers of the target read."""
+MTP = Architecture("mtp", "", windows=True, every=1)
+"""The layer of a checkpoint that predicts further tokens (2412.19437), as a drafting head: a layer of the target's own
+kind. It reads, beside an embedding, what follows the target's final norm, or its own."""
+HEADS: Mapping[str, Architecture] = {each.name: each for each in (HEAD, MTP)}
 HEAD_TAPS = 3
-"""The layers of the target whose inputs a head reads."""
+"""The layers of the target whose inputs a head of EAGLE-3's form reads."""
 HEAD_IDS = "d2t"
 """A head's tensor with the token id of each row of its logits."""
 

@@ -13,7 +13,7 @@ from shlex import quote
 
 from edgedecode.errors import ManifestError
 
-from .architectures import BY_NAME, HEAD
+from .architectures import BY_NAME, HEADS
 from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
 
@@ -68,7 +68,7 @@ def header_of(contents: Contents, path: Path) -> Header:
 def _header(contents: Contents, path: Path) -> Header:
     architecture = contents.fields.get("general.architecture")
     embedding = contents.tensors.get(EMBEDDING)
-    if architecture == HEAD.name:
+    if architecture in HEADS:
         raise ManifestError(
             f"{path} holds a drafting head, which no command runs alone: `edgedecode head add PACK {quote(str(path))}`"
         )

@@ -17,7 +17,7 @@ from edgedecode.pack.new_folder import link_or_copy, work_folder
 
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
-_LAYOUT = 4
+_LAYOUT = 5
 """To be incremented when packs of files change."""
 _DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
 

@@ -304,7 +304,7 @@ class ModelEntry:
     activations: ActivationsEntry | None = None
     """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
     taps: tuple[_Window, ...] = ()
-    """Of a drafting head: the target's layers whose inputs it reads."""
+    """Of a drafting head: the target's layers whose inputs it reads; their number: what follows the final norm."""
 
     @property
     def takes_adapters(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import EdgeDecodeError
+from edgedecode.gguf.architectures import MTP
 from edgedecode.library.find import find_head, find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
@@ -19,7 +20,7 @@ class HeadCommand:
     """`head list`, `head add` and `head remove`."""
 
     name = "head"
-    help = "list, add or remove the drafting head of a pack (EAGLE-3)"
+    help = "list, add or remove the drafting head of a pack (EAGLE-3, MTP)"
 
     def configure(self, parser: ArgumentParser) -> None:
         add_json(parser)
@@ -32,7 +33,10 @@ class HeadCommand:
         add = actions.add_parser("add", help="put a head into a pack", allow_abbrev=False)
         add.add_argument("pack", metavar="PACK", help="folder of the pack")
         add.add_argument(
-            "source", metavar="SOURCE", type=Path, help="folder of the head, its GGUF file, or its name after `pull`"
+            "source",
+            metavar="SOURCE",
+            type=Path,
+            help="folder of the head or of a model with MTP, a GGUF file, or a name after `pull`",
         )
         add.add_argument(
             "--bits", type=int, choices=(4, 8, 16, 32), help="of its weights (default: those of the target, 4 or 8)"
@@ -94,10 +98,8 @@ def _line(manifest: Manifest) -> str:
         return f"{manifest.name} has no drafting head: `edgedecode head add PACK SOURCE` adds one"
     size = format_nbytes(manifest.files[head.gguf].nbytes)
     layers = ", ".join(map(str, head.taps))
-    return (
-        f"{head.parameters / 1e6:.1f}M parameters in {size}, {head.rows} ids, reads the inputs of layers {layers}; "
-        f"licence: {head.license}"
-    )
+    read = "what follows the final norm (MTP)" if head.architecture == MTP.name else f"the inputs of layers {layers}"
+    return f"{head.parameters / 1e6:.1f}M parameters in {size}, {head.rows} ids, reads {read}; licence: {head.license}"
 
 
 head: Command = HeadCommand()

@@ -1,10 +1,11 @@
-"""Heads as GGUF files of llama.cpp's architecture eagle3, read and written; a pack holds its head as one.
+"""Heads as GGUF files, read and written; a pack holds its head as one.
 
-llama.cpp reads such a file unless the head has what it lacks: `norm_output`, norms over each feature, q/k norms, biases
-or a window.
+EAGLE-3's are of llama.cpp's architecture eagle3. llama.cpp reads such a file unless the head has what it lacks:
+`norm_output`, norms over each feature, q/k norms, biases or a window. MTP's have an architecture of this program.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +14,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD, HEAD_IDS
+from edgedecode.gguf.architectures import HEAD, HEAD_IDS, HEADS
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
@@ -23,6 +24,7 @@ from ..frameworks import refused
 from ..gguf.row_source import BLOCK, transcode
 from ..graph.quantize import ByteArray, Scheme, quantize
 from .head import Head, HeadShape, HeadTensor, checked_head
+from .mtp_layer import has_mtp, is_gated, placed_mtp
 
 _F16, _BF16, _I32, _I64 = 1, 30, 26, 27
 _KINDS = {4: 2, 8: 8, 16: _F16, 32: F32}
@@ -35,13 +37,17 @@ def read_gguf_head(path: Path) -> Head:
     """Read a GGUF file. Quantized matrices keep their blocks. Raises ExportError in one line."""
     with refused():
         contents = read_contents(path, arrays=True)
-    if (found := contents.fields.get("general.architecture")) != HEAD.name:
-        raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD.name!r}")
-    if (layers := _integer(contents, "block_count", 1)) != 1:
-        raise ExportError(f"{path} has {layers} layers: heads have one")
     tensors = {
         name: gguf_tensor(path, contents, tensor) for name, tensor in contents.tensors.items() if name != HEAD_IDS
     }
+    if (found := contents.fields.get("general.architecture")) not in HEADS:
+        if not has_mtp(contents.tensors, layers := model_layers(contents)):
+            raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD.name!r}")
+        placed = placed_mtp(tensors, layers, source=path)
+        shape = _shape(contents, placed, None, path=path)
+        return checked_head(replace(shape.as_mtp(gated=is_gated(placed)), window=0, verifier=""), placed, None)
+    if (layers := _integer(contents, "block_count", 1)) != 1:
+        raise ExportError(f"{path} has {layers} layers: heads have one")
     ids = None
     if (listed := contents.tensors.get(HEAD_IDS)) is not None:
         ids = _ids(path, contents, listed)
@@ -53,7 +59,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
 
     taps: the target's layers whose inputs it reads.
     """
-    shape = head.shape
+    shape, kind = head.shape, head.shape.kind
     numbers: dict[str, Value] = {
         "block_count": 1,
         "context_length": shape.context,
@@ -66,7 +72,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         "attention.key_length": shape.head_size,
         "attention.value_length": shape.head_size,
         "attention.layer_norm_rms_epsilon": float(shape.epsilon),
-        "rope.dimension_count": shape.head_size,
+        "rope.dimension_count": shape.rotated or shape.head_size,
         "rope.freq_base": float(shape.base),
         **({"attention.sliding_window": shape.window} if shape.window else {}),
         **({"rope.scaling.type": "linear", "rope.scaling.factor": float(shape.stretch)} if shape.stretch != 1 else {}),
@@ -75,15 +81,16 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": "enc.output_norm.weight" in head.tensors,
         "norm_output": shape.norm_output,
+        **({"attention.gated": True} if shape.gated else {}),
     }
     texts = {"license": shape.license, "base_model.0.name": shape.verifier}
     fields = [
-        encoded_field("general.architecture", HEAD.name),
+        encoded_field("general.architecture", kind),
         encoded_field("tokenizer.ggml.model", "no_vocab"),  # llama.cpp refuses a file without the field
         *(encoded_field(f"general.{name}", value) for name, value in texts.items() if value),
-        *(encoded_field(f"{HEAD.name}.{name}", value) for name, value in numbers.items()),
-        *(encoded_field(f"{HEAD.name}.{name}", value, kind=BOOL) for name, value in flags.items()),
-        encoded_field(f"{HEAD.name}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
+        *(encoded_field(f"{kind}.{name}", value) for name, value in numbers.items()),
+        *(encoded_field(f"{kind}.{name}", value, kind=BOOL) for name, value in flags.items()),
+        encoded_field(f"{kind}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
     ]
     tensors = [_written(name, head.tensors[name], bits=bits) for name in sorted(head.tensors)]
     if head.ids is not None:
@@ -128,11 +135,12 @@ def _halves(values: FloatArray | ByteArray, name: str) -> FloatArray:
 def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], ids: IntArray | None, *, path: Path) -> HeadShape:
     hidden, heads = (_needed(contents, name, path) for name in ("embedding_length", "attention.head_count"))
     output, table = tensors.get(OUTPUT), tensors.get(EMBEDDING)
-    scaling = contents.fields.get(f"{HEAD.name}.rope.scaling.type", "none")
+    kind = str(contents.fields.get("general.architecture"))
+    scaling = contents.fields.get(f"{kind}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise ExportError(f"{path}: the head's RoPE scaling is {scaling!r}: none and linear are supported")
-    taps = next((found for name in _TAPS if (found := contents.layers.get(f"{HEAD.name}.{name}"))), ())
-    vocabulary = contents.integer(f"{HEAD.name}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
+    taps = next((found for name in _TAPS if (found := contents.layers.get(f"{kind}.{name}"))), ())
+    vocabulary = contents.integer(f"{kind}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
     vocabulary = vocabulary or (table.shape[0] if table is not None else 0)
     rows = vocabulary if ids is None else len(ids)
     return HeadShape(
@@ -155,22 +163,34 @@ def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], ids: IntArray 
         tied=output is None,
         verifier=str(contents.fields.get("general.base_model.0.name", "")),
         license=str(contents.fields.get("general.license", "unknown")),
+        kind=kind,
+        gated=bool(_integer(contents, "attention.gated", 0)),
+        rotated=_integer(contents, "rope.dimension_count", 0),
     )
 
 
+def _field(contents: Contents, name: str) -> str:
+    return f"{contents.fields.get('general.architecture')}.{name}"
+
+
+def model_layers(contents: Contents) -> int:
+    """Return the layers of a model without those that draft."""
+    return _integer(contents, "block_count", 0) - _integer(contents, "nextn_predict_layers", 0)
+
+
 def _integer(contents: Contents, name: str, default: int) -> int:
-    return contents.integer(f"{HEAD.name}.{name}") or default
+    return contents.integer(_field(contents, name)) or default
 
 
 def _needed(contents: Contents, name: str, path: Path) -> int:
     if not (found := _integer(contents, name, 0)):
-        raise ExportError(f"{path} has no field {HEAD.name}.{name}: download the head again")
+        raise ExportError(f"{path} has no field {_field(contents, name)}: download the head again")
     return found
 
 
 def _number(contents: Contents, name: str, default: float) -> float:
     """Return a number as it was before it was stored in 32 bits, so that every layout gives the same one."""
-    value = contents.fields.get(f"{HEAD.name}.{name}", default)
+    value = contents.fields.get(_field(contents, name), default)
     return float(str(np.float32(value))) if isinstance(value, (int, float)) else default
 
 
@@ -197,8 +217,7 @@ def _bytes(path: Path, contents: Contents, tensor: Tensor, *, rows: int | None =
     all_rows = prod(tensor.shape[1:])
     rows = all_rows if rows is None else min(rows, all_rows)
     width = tensor.shape[0] // block * nbytes
-    values = np.fromfile(path, np.uint8, count=rows * width, offset=contents.start + tensor.offset)
-    return values.reshape(rows, width)
+    return np.memmap(path, np.uint8, "r", offset=contents.start + tensor.offset, shape=(rows, width))
 
 
 def _ids(path: Path, contents: Contents, tensor: Tensor) -> IntArray:

@@ -1,4 +1,4 @@
-"""A drafting head of EAGLE-3's form (2503.01840): its sizes, and its tensors under llama.cpp's names and in its order.
+"""A drafting head of EAGLE-3's form (2503.01840) or MTP: its sizes, and its tensors under llama.cpp's names.
 
 All layouts become this one, so that the same head gives the same bytes whatever it came from.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD_TAPS
+from edgedecode.gguf.architectures import HEAD, HEAD_TAPS, MTP
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
@@ -20,6 +20,8 @@ from ..graph.quantize import ByteArray
 
 INPUT_NORM, FACTORS = "enc.output_norm.weight", "rope_freqs.weight"
 """The norm over all features, and the divisors of RoPE's frequencies (Llama 3)."""
+TOKEN_NORM = "enc.token_norm.weight"
+"""The norm of the embedding that an MTP layer reads."""
 MOST_IDS = 1 << 24
 """More than any vocabulary, context or layer of a model has."""
 LEAST_LAYERS = 6
@@ -63,16 +65,31 @@ class HeadShape:
     verifier: str = ""
     """The target's name, as the publisher gives it."""
     license: str = "unknown"
+    kind: str = HEAD.name
+    """Or `MTP`: its layer reads an embedding and what follows its target's final norm, side by side in `fc`."""
+    gated: bool = False
+    """The matrix of queries also returns a gate for each head's result, behind its query."""
+    rotated: int = 0
+    """Values of each head that RoPE rotates, from the first; 0: all."""
+
+    @property
+    def is_mtp(self) -> bool:
+        return self.kind == MTP.name
+
+    def as_mtp(self, *, gated: bool) -> "HeadShape":
+        """Return the shape of an MTP layer of these sizes, whose rows of logits are its target's."""
+        return replace(self, kind=MTP.name, gated=gated, rows=0, taps=(), norm_output=True, tied=True)
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor that a head must have, outer size first."""
         hidden, queries, keys = self.hidden, self.heads * self.head_size, self.kv_heads * self.head_size
+        read = hidden if self.is_mtp else 2 * hidden
         block = {
             "attn_norm": (hidden,),
-            "attn_norm_2": (hidden,),
-            "attn_q": (queries, 2 * hidden),
-            "attn_k": (keys, 2 * hidden),
-            "attn_v": (keys, 2 * hidden),
+            **({} if self.is_mtp else {"attn_norm_2": (hidden,)}),
+            "attn_q": (queries * (1 + self.gated), read),
+            "attn_k": (keys, read),
+            "attn_v": (keys, read),
             "attn_output": (hidden, queries),
             "ffn_norm": (hidden,),
             "ffn_gate": (self.mlp, hidden),
@@ -80,24 +97,32 @@ class HeadShape:
             "ffn_down": (hidden, self.mlp),
         }
         return {
-            "fc.weight": (hidden, HEAD_TAPS * self.target_hidden),
+            "fc.weight": (hidden, hidden + self.target_hidden if self.is_mtp else HEAD_TAPS * self.target_hidden),
+            **({INPUT_NORM: (self.target_hidden,), TOKEN_NORM: (hidden,)} if self.is_mtp else {}),
             "output_norm.weight": (hidden,),
             **({} if self.tied else {OUTPUT: (self.rows, hidden)}),
             **{f"blk.0.{name}.weight": size for name, size in block.items()},
+            **(self._head_norms() if self.gated else {}),
         }
 
     def optional(self) -> tuple[dict[str, tuple[int, ...]], ...]:
         """Return the tensors that a head may have, in groups of which it has all or none."""
-        queries, keys = (self.heads * self.head_size,), (self.kv_heads * self.head_size,)
-        return (
+        queries, keys = (self.heads * self.head_size * (1 + self.gated),), (self.kv_heads * self.head_size,)
+        features = (
             {INPUT_NORM: (HEAD_TAPS * self.target_hidden,)},
             {f"fc_norm.{index}.weight": (self.target_hidden,) for index in range(HEAD_TAPS)},
-            {f"blk.0.attn_{each}_norm.weight": (self.head_size,) for each in "qk"},
+        )
+        return (
+            *(() if self.is_mtp else features),
+            self._head_norms(),
             {"blk.0.attn_q.bias": queries, "blk.0.attn_k.bias": keys, "blk.0.attn_v.bias": keys},
             {"blk.0.attn_output.bias": (self.hidden,)},
             {FACTORS: (self.head_size // 2,)},
             {EMBEDDING: (self.vocabulary, self.hidden)},
         )
+
+    def _head_norms(self) -> dict[str, tuple[int, ...]]:
+        return {f"blk.0.attn_{each}_norm.weight": (self.head_size,) for each in "qk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +176,7 @@ def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntAr
 def _check_numbers(shape: HeadShape) -> None:
     for each in fields(shape):
         value = getattr(shape, each.name)
-        least = 0 if each.name in ("rows", "vocabulary", "window") else 1
+        least = 0 if each.name in ("rows", "vocabulary", "window", "rotated") else 1
         if each.type is int and not least <= value < MOST_IDS:
             raise ExportError(f"the head's {each.name} is {value}: download it again")
         if each.type is float and not 0 < value < float("inf"):

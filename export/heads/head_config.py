@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class _Rope:
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
     original_max_position_embeddings: float = 0.0
+    partial_rotary_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class _Layer:
     use_sliding_window: bool | None = None
     layer_types: tuple[str, ...] | None = None
     model_type: str = ""
+    partial_rotary_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class _Fields:
     architectures: tuple[str, ...] | None = None
     speculators_model_type: str | None = None
     transformer_layer_config: dict[str, Any] | None = None
+    text_config: dict[str, Any] | None = None
     dflash_config: Any = None
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
@@ -94,7 +97,8 @@ class HeadConfig:
             raise ExportError(f"{folder} has no config.json: give the folder of a drafting head")
         self._folder, where = folder, f"{folder.name}: config.json"
         self._fields = fields_of(value, _Fields, where)
-        self._layer = fields_of(self._fields.transformer_layer_config or value, _Layer, where)
+        inner = self._fields.transformer_layer_config or self._fields.text_config
+        self._layer = fields_of(inner or value, _Layer, where)
 
     @property
     def kind(self) -> str:
@@ -102,6 +106,10 @@ class HeadConfig:
         fields = self._fields
         said = fields.speculators_model_type or " ".join(fields.architectures or ())
         return f"{said} dflash" if fields.dflash_config is not None else said
+
+    @property
+    def layers(self) -> int:
+        return self._layer.num_hidden_layers
 
     @property
     def hidden(self) -> int:
@@ -135,13 +143,9 @@ class HeadConfig:
 
     def shape(self, *, rows: int | None, norms: Mapping[str, bool]) -> HeadShape:
         """Return the sizes and flags. rows: of lm_head; None: there is none. norms: whether the head has each."""
-        fields, layer, rope = self._fields, self._layer, self._rope
-        if layer.hidden_act != "silu":
-            raise ExportError(f"the head's activation is {layer.hidden_act[:40]!r}: silu is supported")
+        fields, layer = self._fields, self._layer
         if layer.num_hidden_layers != 1:
             raise ExportError(f"config.json says {layer.num_hidden_layers} layers: heads have one")
-        if (kind := _type(rope)) not in _TYPES:
-            raise ExportError(f"the head's RoPE scaling is {kind[:40]!r}: {', '.join(_TYPES)} are supported")
         if None is not rows != (stated := fields.draft_vocab_size) is not None:
             raise ExportError(f"config.json says draft_vocab_size {stated}, lm_head has {rows} rows: one is wrong")
         for flag, name in ((fields.norm_before_fc, "input_norm"), (fields.fc_norm, "fc_norm.0")):
@@ -149,11 +153,26 @@ class HeadConfig:
                 raise ExportError(
                     f"config.json says that there is {name}.weight, which the head lacks: download it again"
                 )
+        return self._shape(rows or 0)
+
+    def mtp_shape(self, *, gated: bool) -> HeadShape:
+        """Return the sizes of the MTP layer of a model whose configuration this is."""
+        rope, layer = self._rope, self._layer
+        share = rope.partial_rotary_factor or layer.partial_rotary_factor or 1.0
+        shape = replace(self._shape(0), rotated=int(self.head_size * share), verifier="")
+        return shape.as_mtp(gated=gated)
+
+    def _shape(self, rows: int) -> HeadShape:
+        fields, layer, rope = self._fields, self._layer, self._rope
+        if layer.hidden_act != "silu":
+            raise ExportError(f"the head's activation is {layer.hidden_act[:40]!r}: silu is supported")
+        if (kind := _type(rope)) not in _TYPES:
+            raise ExportError(f"the head's RoPE scaling is {kind[:40]!r}: {', '.join(_TYPES)} are supported")
         verifier = fields.speculators_config and fields.speculators_config.verifier
         return HeadShape(
             hidden=layer.hidden_size,
             target_hidden=self.target_hidden,
-            rows=rows or 0,
+            rows=rows,
             heads=layer.num_attention_heads,
             kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
             head_size=self.head_size,

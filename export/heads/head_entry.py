@@ -2,7 +2,6 @@
 
 from math import prod
 
-from edgedecode.gguf.architectures import HEAD
 from edgedecode.pack.manifest import ModelEntry
 
 from .head import Head
@@ -15,7 +14,7 @@ def head_entry(head: Head, *, file: str, bits: int, taps: tuple[int, ...], sourc
     """Return the entry of a head that is written to `file` with these bits, and reads these layers of the target."""
     shape = head.shape
     return ModelEntry(
-        architecture=HEAD.name,
+        architecture=shape.kind,
         rows=shape.rows,
         context=min(shape.context, MOST_CONTEXT),
         hidden_size=shape.hidden,

@@ -1,4 +1,4 @@
-"""Reads heads in the layouts that publishers use: flat, speculators, NeMo and ModelOpt, and GGUF files.
+"""Reads heads in the layouts that publishers use: flat, speculators, NeMo and ModelOpt, MTP layers, and GGUF files.
 
 Facts: SafeAILab's EAGLE (cnets.py), SGLang's SpecForge (llama3_eagle.py), vLLM's speculators (models/eagle3), llama.cpp
 (src/models/eagle3.cpp). torch is needed for `.bin` files alone.
@@ -24,6 +24,7 @@ from ..graph.checkpoint import weight_files
 from .gguf_head import read_gguf_head
 from .head import FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head
 from .head_config import HeadConfig
+from .mtp_layer import has_mtp, is_gated, placed_mtp
 
 _PLACES = {
     "fc": "fc",
@@ -58,12 +59,16 @@ def read_head(source: Path) -> Head:
             f"{source} is no folder and no GGUF file: give one of a drafting head, or `edgedecode pull` it"
         )
     config, tensors = HeadConfig(source), _tensors(source)
+    if has_mtp(tensors, config.layers):
+        layer = placed_mtp(tensors, config.layers, source=source)
+        return checked_head(config.mtp_shape(gated=is_gated(layer)), _with_divisors(config, layer), None)
     _check_kind(config, tensors, source=source)
     placed: dict[str, HeadTensor] = {}
     for name, tensor in _placed(config, tensors):
         if name in placed:
             raise ExportError(f"{source} has two tensors that are {name} here: one of its files is of another head")
         placed[name] = tensor
+    placed = _with_divisors(config, placed)
     lm_head = placed.get(OUTPUT)
     shape = config.shape(
         rows=None if lm_head is None else (lm_head.shape or (0,))[0],
@@ -118,14 +123,14 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     others = {
         "a DSpark": "dspark" in kind or "markov" in names,
         "a DFlash": "dflash" in kind,
-        "an MTP": kind == "mtp" or any(part in names for part in ("mtp.", "eh_proj", "nextn")),
+        "an MTP": kind == "mtp",
         "a Medusa": "medusa" in names.lower(),
         "an EAGLE-1 or EAGLE-2": kind == "eagle"
         or (fc is not None and fc.shape[-1:] == (wide,) != (HEAD_TAPS * config.target_hidden,)),
     }
     for name, found in others.items():
         if found:
-            raise ExportError(f"{source} holds {name} head: only heads of EAGLE-3's form are supported")
+            raise ExportError(f"{source} holds {name} head: heads of EAGLE-3's form and MTP layers are supported")
     flat = (name.removeprefix("model.") for name in tensors)
     layers = {name for name in flat if re.match(r"midlayer\.|layers\.\d+\.", name)}
     if fc is None or not layers:
@@ -146,8 +151,11 @@ def _placed(config: HeadConfig, tensors: Mapping[str, HeadTensor]) -> Iterator[t
         if inner and _BLOCK.get(inner) in _ROTATED:
             tensor = HeadTensor(tensor.shape, partial(_paired, tensor, config.head_size))
         yield f"{place}.{kind}", tensor
-    if (divisors := config.divisors) is not None:
-        yield FACTORS, HeadTensor.of(divisors)
+
+
+def _with_divisors(config: HeadConfig, tensors: Mapping[str, HeadTensor]) -> dict[str, HeadTensor]:
+    divisors = config.divisors
+    return {**tensors, **({} if divisors is None else {FACTORS: HeadTensor.of(divisors)})}
 
 
 def _paired(tensor: HeadTensor, size: int) -> FloatArray:

@@ -1,21 +1,33 @@
-"""The heads that come with the program, found by the weights of the targets that they are for."""
+"""The heads that come with a target's GGUF file: in it, or with the program, found by the target's weights."""
 
 from hashlib import sha256
 from pathlib import Path
 
+from edgedecode.errors import ExportError
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32
+from edgedecode.user_notices import notice
 
+from .gguf_head import model_layers
+from .mtp_layer import has_mtp
 from .pack_head import add_head
 
 _FOLDER = Path(__file__).parent / "shipped"
 
 
 def add_shipped_head(pack: Path, target: Path) -> None:
-    """Add the head for a target's GGUF file to the pack that was made of it, if there is one. Raises as `add_head`."""
-    head = _FOLDER / f"{weights_digest(target)[:16]}.gguf"
+    """Add the head for a target's GGUF file to the pack that was made of it, if there is one. Raises as `add_head`.
+
+    An MTP layer in the file that is of another kind than those that run is left out with a notice.
+    """
+    head, contents = _FOLDER / f"{weights_digest(target)[:16]}.gguf", read_contents(target)
     if head.is_file():
         add_head(pack, head)
+    elif has_mtp(contents.tensors, model_layers(contents)):
+        try:
+            add_head(pack, target)
+        except ExportError as error:
+            notice(f"its layers for multi-token prediction are left out: {error}")
 
 
 def weights_digest(target: Path) -> str:

@@ -59,8 +59,6 @@ def _import_model(
     entry = _entry(source, file, license=request.license)
     if role == "target":
         entry = replace(entry, notes=(tokenizer.note,))
-    if source.contents.integer(f"{entry.architecture}.nextn_predict_layers"):
-        entry = replace(entry, notes=(*entry.notes, "its layers for multi-token prediction are not used"))
     with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
         outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
     if not request.checked:

@@ -25,13 +25,17 @@ _PICKED = "/rows/hidden"
 """What exported graphs name the rows of the last norm whose logits are asked for."""
 
 
-def add_features(file: GraphFile, layers: Sequence[int]) -> tuple[str, ...]:
+def add_features(file: GraphFile, layers: Sequence[int], *, of: int) -> tuple[str, ...]:
     """Make what enters these layers outputs of the graph, before their norms, and return its names.
 
+    of: the target's layers; the layer of this number stands for what follows the final norm.
     None of them if a layer does not begin with the sum of two values and a norm, as the first one does not.
     """
     found: list[str] = []
     for layer in layers:
+        if layer == of:
+            found.append(_every_final_row(file))
+            continue
         weights = f"blk.{layer}.attn_norm.weight", f"model.layers.{layer}.input_layernorm.weight"
         nodes = [node for node in file.nodes if any(name in weights for name in node.inputs)]
         if len(nodes) != 1 or nodes[0].op_type != "SkipSimplifiedLayerNormalization" or len(nodes[0].outputs) <= _SUM:
@@ -39,6 +43,24 @@ def add_features(file: GraphFile, layers: Sequence[int]) -> tuple[str, ...]:
         found.append(nodes[0].outputs[_SUM])
     file.outputs += [ValueInfo(name, FLOAT, (1, "S", "hidden")) for name in found]
     return tuple(found)
+
+
+def _every_final_row(file: GraphFile) -> str:
+    """Let the final norm compute every row, from which the rows of the logits are picked, and return its output."""
+    picks = [node for node in file.nodes if node.op_type == "Gather" and node.inputs[1:] == ["rows"]]
+    nodes = [node for node in file.nodes if node not in picks]
+    last = max(place for place, node in enumerate(nodes) if node.op_type.endswith("SimplifiedLayerNormalization"))
+    final, picked = nodes[last].outputs[0], f"{nodes[last].outputs[0]}.picked"
+    places = {node.outputs[0]: node.inputs[0] for node in picks}
+    if final in places.values():
+        return final  # as in exported graphs
+    for node in nodes:
+        node.inputs = [places.get(name, name) for name in node.inputs]
+    for node in nodes[last + 1 :]:
+        node.inputs = [picked if name == final else name for name in node.inputs]
+    pick = Node("Gather", "", picked, [final, "rows"], [picked], {"axis": 1})
+    file.nodes[:] = [*nodes[: last + 1], pick, *nodes[last + 1 :]]
+    return final
 
 
 def add_hidden(file: GraphFile, hidden: int) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import HEAD_IDS, HEAD_TAPS
+from edgedecode.gguf.architectures import HEAD_IDS
 from edgedecode.gguf.contents import TYPE_NAMES
 from edgedecode.memory.budget import Holder
 
@@ -30,5 +30,5 @@ def head_ids(path: Path, *, rows: int, vocabulary_size: int) -> IntArray | None:
 def head_features(path: Path) -> Holder:
     """Return the memory of the features that the target's state keeps for a head."""
     metadata = read_metadata(path)
-    nbytes = features_nbytes(HEAD_TAPS, metadata.integer("target_hidden_size", metadata.hidden))
+    nbytes = features_nbytes(metadata.taps, metadata.integer("target_hidden_size", metadata.hidden))
     return Holder("features:target", nbytes)

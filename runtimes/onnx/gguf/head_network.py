@@ -1,4 +1,4 @@
-"""Writes the graph of a drafting head of EAGLE-3's form (2503.01840), with the nodes of a GGUF model's graph.
+"""Writes the graph of a drafting head, of EAGLE-3's form (2503.01840) or MTP, with the nodes of a GGUF model's graph.
 
 One graph does both of a head's passes: rows of features come first, then rows of its own last output; either may be
 none. Each row also has its next token.
@@ -60,6 +60,22 @@ def build_head_graph(metadata: Metadata, weights: HeadWeights, *, context: int) 
 class _HeadNetwork(Network):
     def write(self, *, hidden: bool = False) -> None:
         self.begin()
+        x, y = self._eagle_layer() if self.metadata.is_eagle else self._layer(self._joined(), "", 0)
+        final, x = self._sum_norm(x, y, "output_norm.weight")
+        first = self._constant(np.array([0], np.int64))
+        last = self._node("Squeeze", [final, first])
+        self._rename(self._product(last, [(OUTPUT, None)]), "logits")
+        self._node("Squeeze", [final if self.metadata.integer("norm_output") else x, first])
+        self.file.nodes[-1].outputs = [HIDDEN]
+
+    def _joined(self) -> str:
+        """Return what an MTP layer reads: of each row's token, and of the features or its last output."""
+        features = self._node("Concat", [FEATURES_INPUT, HIDDEN_INPUT], {"axis": 1})
+        both = [self._norm(self._table(), "enc.token_norm.weight"), self._norm(features, "enc.output_norm.weight")]
+        return self._product(self._node("Concat", both, {"axis": -1}), [("fc.weight", None)])
+
+    def _eagle_layer(self) -> tuple[str, str]:
+        """Return the picked rows' sums and last products."""
         metadata, part = self.metadata, "blk.0."
         g = self._node("Concat", [self._fused(), HIDDEN_INPUT], {"axis": 1})
         normed = self._norm(g, f"{part}attn_norm_2.weight")
@@ -70,17 +86,12 @@ class _HeadNetwork(Network):
         x, y = self._picked(x, y)
         y = self._product(y, [(f"{part}attn_output.weight", None)])
         read, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
-        final, x = self._sum_norm(x, self._gated(read, part), "output_norm.weight")
-        first = self._constant(np.array([0], np.int64))
-        last = self._node("Squeeze", [final, first])
-        self._rename(self._product(last, [(OUTPUT, None)]), "logits")
-        self._node("Squeeze", [final if metadata.integer("norm_output") else x, first])
-        self.file.nodes[-1].outputs = [HIDDEN]
+        return x, self._gated(read, part)
 
     def _interface(self) -> None:
         super()._interface()
         hidden = self.metadata.hidden
-        wide = HEAD_TAPS * self.metadata.integer("target_hidden_size", hidden)
+        wide = self.metadata.taps * self.metadata.integer("target_hidden_size", hidden)
         self.file.inputs += [
             ValueInfo(FEATURES_INPUT, FLOAT, (1, "F", wide)),
             ValueInfo(HIDDEN_INPUT, FLOAT, (1, "H", hidden)),

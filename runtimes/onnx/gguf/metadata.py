@@ -17,6 +17,7 @@ from edgedecode.gguf.architectures import (
     HEAD_IDS,
     HEAD_NORMS,
     HEAD_TAPS,
+    HEADS,
     MAMBA2,
     Architecture,
 )
@@ -73,12 +74,24 @@ class Metadata:
 
     @property
     def architecture(self) -> Architecture:
-        return HEAD if self.is_head else BY_NAME[self.name]
+        if self.name in HEADS:
+            return replace(HEADS[self.name], gated=bool(self.integer("attention.gated")))
+        return BY_NAME[self.name]
 
     @property
     def is_head(self) -> bool:
-        """Whether it is a drafting head, whose layer reads embedding and features side by side."""
+        """Whether it is a drafting head."""
+        return self.name in HEADS
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether it is a head of EAGLE-3's form, whose layer reads embedding and features side by side."""
         return self.name == HEAD.name
+
+    @property
+    def taps(self) -> int:
+        """The places of its target that a head reads."""
+        return HEAD_TAPS if self.is_eagle else 1
 
     def integer(self, key: str, default: int = 0) -> int:
         return self.contents.integer(f"{self.name}.{key}") or default
@@ -166,9 +179,12 @@ class Metadata:
         )
 
     def is_draft(self, name: str) -> bool:
-        """Return whether a tensor belongs to layers behind the model's own, which draft (multi-token prediction)."""
+        """Return whether a tensor belongs to layers behind the model's own, which draft (multi-token prediction).
+
+        Files of older versions of Ollama name them as the checkpoint does.
+        """
         layer = name.removeprefix("blk.").partition(".")[0]
-        return name.startswith("blk.") and layer.isdecimal() and int(layer) >= self.layers
+        return name.startswith("mtp.") or (name.startswith("blk.") and layer.isdecimal() and int(layer) >= self.layers)
 
     def _is_recurrent(self, layer: int) -> bool:
         if listed := self.contents.layers.get(f"{self.name}.attention.recurrent_layers"):
@@ -201,7 +217,7 @@ class Metadata:
         layer, _, part = name.removeprefix("blk.").partition(".")
         facts = self.layer(int(layer) if layer.isdecimal() else 0)
         queries, keys = facts.queries, facts.keys
-        read = 2 * self.hidden if self.is_head else self.hidden
+        read = 2 * self.hidden if self.is_eagle else self.hidden
         down = self.contents.tensors.get(f"blk.{layer}.ffn_down.weight")
         wide = facts.mlp or (down.shape[0] if down else 0)
         stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
@@ -226,7 +242,9 @@ class Metadata:
         expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)
-            own = {"fc.weight": (HEAD_TAPS * wide, self.hidden), "enc.output_norm.weight": (HEAD_TAPS * wide,)}
+            features = self.taps * wide
+            own = {"fc.weight": (features if self.is_eagle else features + self.hidden, self.hidden)}
+            own |= {"enc.output_norm.weight": (features,), "enc.token_norm.weight": (self.hidden,)}
             own |= {f"fc_norm.{index}.weight": (wide,) for index in range(HEAD_TAPS)}
             expected = own.get(name, expected)
         expected = expected[1:] if part.endswith(".bias") else expected
@@ -246,10 +264,10 @@ def read_metadata(path: Path) -> Metadata:
     if key not in _READ:
         _READ.clear()
         contents = read_contents(path)
-        if contents.fields.get("general.architecture") == HEAD.name:
-            floats = {name: tensor for name, tensor in contents.tensors.items() if name != HEAD_IDS}
-            check_assertions(replace(contents, tensors=floats), HEAD.name, path=path)
-            _READ[key] = Metadata(contents, HEAD.name)
+        if (name := contents.fields.get("general.architecture")) in HEADS:
+            floats = {each: tensor for each, tensor in contents.tensors.items() if each != HEAD_IDS}
+            check_assertions(replace(contents, tensors=floats), str(name), path=path)
+            _READ[key] = Metadata(contents, str(name))
         else:
             _READ[key] = Metadata(contents, header_of(contents, path).architecture)
     return _READ[key]

@@ -9,7 +9,7 @@ import numpy as np
 from edgedecode.adapters.gguf_adapter import LORA_RANK, lora_modules, lora_projections
 from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import BY_NAME, HEAD
+from edgedecode.gguf.architectures import BY_NAME, HEADS
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
@@ -31,7 +31,7 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     """Return the entry with the graphs that its GGUF file takes the place of."""
     path = root / entry.gguf
     metadata = read_metadata(path)
-    window = metadata.window if metadata.name in (*BY_NAME, HEAD.name) else 0  # others are refused
+    window = metadata.window if metadata.name in (*BY_NAME, *HEADS) else 0  # others are refused
     base = replace(_BASE, file=entry.gguf)
     if metadata.is_head:
         return replace(entry, graphs={"base": replace(base, capabilities=("rows", GGUF, DRAFTING_HEAD))}, window=window)

@@ -197,7 +197,7 @@ def _rewritten(
     if taps:
         from ..features import add_features  # late: few targets have a drafting head
 
-        features = add_features(file, taps)
+        features = add_features(file, taps, of=entry.layers)
     if hidden:
         from ..features import add_hidden
 
