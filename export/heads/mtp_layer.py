@@ -66,11 +66,11 @@ def placed_mtp(tensors: Mapping[str, HeadTensor], layers: int, *, source: Path) 
     if (count := max(layer for layer, _ in found.values()) + 1) > 1:
         raise ExportError(f"{source} holds {count} MTP layers: one is supported")
     placed = {}
-    for name, (_, inner) in found.items():
-        tensor, place = tensors[name], _place(inner)
+    for name, (_, part) in found.items():
+        tensor, place = tensors[name], _place(part)
         if len(tensor.shape) == 1 and place.endswith("norm.weight") and name.startswith("mtp."):
             tensor = _changed(tensor, lambda values: values + np.float32(1))
-        if inner == _HIDDEN_FIRST:
+        if part == _HIDDEN_FIRST:
             tensor = _changed(tensor, lambda values: np.roll(values, values.shape[1] // 2, axis=1))
         if place != OUTPUT:
             placed[place] = tensor

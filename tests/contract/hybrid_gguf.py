@@ -139,11 +139,13 @@ def write_hybrid(
     *,
     quantization: str = "",
     drafting: bool = False,
+    fc: Floats | None = None,
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: writer.add_tokenizer_model("none"),
 ) -> None:
     """Write the model's file; quantization: a type for its matrices, float32 otherwise.
 
-    drafting: with one more layer that predicts further tokens, a copy of the last one.
+    drafting: with one more layer that predicts further tokens, a copy of the last one. fc: its first matrix; the layer
+    adds nothing to that product then.
     """
     config = model.config
     qwen = isinstance(config, Qwen3_5TextConfig)
@@ -167,7 +169,12 @@ def write_hybrid(
             if name.startswith(last)
         }
         part = f"blk.{config.num_hidden_layers}.nextn"
-        writer.add_tensor(f"{part}.eh_proj.weight", np.ones((size, 2 * size), np.float32))
+        writer.add_tensor(f"{part}.eh_proj.weight", np.ones((size, 2 * size), np.float32) if fc is None else fc)
+        for name in weights:
+            if fc is not None and name.endswith(
+                (f".{config.num_hidden_layers}.self_attn.o_proj.weight", "down_proj.weight")
+            ):
+                weights[name] = weights[name] * (config.num_hidden_layers != int(name.split(".")[2]))
         for norm in ("enorm", "hnorm", "shared_head_norm"):
             writer.add_tensor(f"{part}.{norm}.weight", np.ones(size, np.float32))
     for name, tensor in weights.items():

@@ -243,7 +243,9 @@ class Metadata:
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)
             features = self.taps * wide
-            own = {"fc.weight": (features if self.is_eagle else features + self.hidden, self.hidden)}
+            own: dict[str, tuple[int, ...]] = {
+                "fc.weight": (features if self.is_eagle else features + self.hidden, self.hidden)
+            }
             own |= {"enc.output_norm.weight": (features,), "enc.token_norm.weight": (self.hidden,)}
             own |= {f"fc_norm.{index}.weight": (wide,) for index in range(HEAD_TAPS)}
             expected = own.get(name, expected)

@@ -138,7 +138,7 @@ TENSORS = {
     ),
     "another shape": (_cut("midlayer.mlp.up_proj.weight"), r"makes blk.0.ffn_up.weight \[96, 64\].*\[96, 63\]"),
     "EAGLE-1": (lambda tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}), "an EAGLE-1 or EAGLE-2 head"),
-    "MTP": (_renamed("fc.weight", "mtp.fc.weight"), "an MTP head"),
+    "MTP": (_renamed("fc.weight", "mtp.fc.weight"), "its MTP layer lacks enc.token_norm.weight"),
     "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensor, output.weight"),
     "a number for a matrix": (lambda tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "has 0 rows"),
     "a norm of no numbers": (lambda tensors: tensors["norm.weight"].fill_(torch.inf), "output_norm.weight.*not finite"),
