@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from edgedecode.engines.kernel_noise import KernelNoise
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import ARCHITECTURES
+from edgedecode.gguf.architectures import ARCHITECTURES, HYBRIDS
 from edgedecode.gguf.importance import write_sums
+from edgedecode.library.facts import not_on_kernels
 from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import ModelEntry
 
-from .checks.model_checks import check_noise, check_parity, opened
+from .checks.model_checks import check_file, check_noise, check_parity, opened
 from .checks.reference import Reference
 from .gguf.importance_file import sums_of
 from .gguf.model_file import GgufFile, check_gguf_network
@@ -31,6 +32,8 @@ from .graph.error_feedback import Moments
 from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob
+from .imports.gguf_import import file_entry
+from .imports.gguf_source import open_gguf_source
 from .job import ModelJob
 from .kept_steps import KeptSteps
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
+_UNCALIBRATED = "its 4-bit weights are rounded to nearest: calibration needs a graph, which this architecture has not"
 GGUF_FILE, PLAN_FILE = "model.gguf", "gguf.json"
 
 
@@ -76,11 +80,12 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         if job.gguf is not None and not job.gguf.planned:
             check_gguf_network(job.source, network)
         windows = find_windows(network, context=job.context)
+        if job.source.shape.architecture in HYBRIDS:
+            return _file_only(job, network, checkpoint, pack=pack, stages=stages)
         drawing = _drawing(job, network, windows=windows)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-        if others := ", ".join(sorted(checkpoint.left_out)):
-            entry = replace(entry, notes=(*entry.notes, f"text only: left out are {others}"))
+        entry = replace(entry, notes=(*entry.notes, *_left_out(checkpoint)))
     reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
     work = _ModelSteps(job, pack, checkpoint, stages, drawing)
     work = _written(work, entry, reference, steps, windows=windows)
@@ -98,6 +103,35 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
     drawing.write_graph(work.folder)
     entry = work.with_variants(work.checked(entry, reference, text), reference)
     return work.with_gguf(entry, reference, windows=windows)
+
+
+def _file_only(
+    job: ModelJob, network: PreTrainedModel, checkpoint: Checkpoint, *, pack: Path, stages: Stages
+) -> ModelEntry:
+    """Write and check a GGUF file, which is all that a pack has of a model whose graph no builder draws."""
+    assert job.gguf is not None
+    file, path = f"{job.role}/{GGUF_FILE}", pack / job.role / GGUF_FILE
+    windows = Windows(0, (False,) * job.source.shape.layers)
+    with stages.stage(f"{job.role}: gguf", sum(each.numel() for each in network.parameters())) as advance:
+        content = GgufFile(job.gguf, job.source, network, windows=windows, stored=job.recipe)
+        reading = content.write(path, progress=advance, release=checkpoint.release)
+    source = open_gguf_source(path)
+    entry = replace(file_entry(source, file, license=job.license), source=job.source.origin)
+    uncalibrated = (_UNCALIBRATED,) if 4 in (job.recipe.body.bits, job.recipe.head.bits) else ()
+    notes = (*job.notes, *_left_out(checkpoint), *uncalibrated, *reading.notes)
+    entry = replace(entry, notes=notes, parity=reading.measured)
+    if note := not_on_kernels(entry, pack):
+        return replace(entry, notes=(*entry.notes, f"its results were not checked: {note}"))
+    reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+    with stages.stage(f"{job.role}: parity"):
+        parity = check_file(entry, pack, reference=reference, texts=job.texts)
+    return replace(entry, parity={**entry.parity, **parity})
+
+
+def _left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return a note on the parts of a checkpoint that are not used, if there are any."""
+    others = ", ".join(sorted(checkpoint.left_out))
+    return (f"text only: left out are {others}",) if others else ()
 
 
 def _written(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.gguf.architectures import HYBRIDS
 from edgedecode.gguf.importance import check_file
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.pack.new_folder import check_place, new_folder
@@ -165,7 +166,11 @@ def _job(
         raise ExportError(f"{source.name} supports {context} positions; its checks need at least {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
+    file_only = source.shape.architecture in HYBRIDS
+    if file_only:
+        _check_file_only(request, source)
     recipe, known = request.recipe.of(source.shape), request.importance if role == "target" else None
+    recipe = replace(recipe, calibrated=recipe.calibrated and not file_only)  # which is done with the pack's graph
     return ModelJob(
         role,
         source,
@@ -185,15 +190,32 @@ def _job(
     )
 
 
+def _check_file_only(request: PairRequest, source: Source) -> None:
+    """Raise ExportError for what needs a graph in the pack."""
+    given = {
+        "--graphs": request.graphs.names != BASE_ONLY.names,
+        "--calibrate-text": request.calibration_text is not None,
+        "--imatrix": request.importance is not None,
+        "--write-imatrix": request.importance_out is not None,
+        "--noise-positions": request.noise_positions > 0,
+        "--activations": request.activations == "16",
+    }
+    if found := next((option for option, used in given.items() if used), None):
+        raise ExportError(
+            f"{source.name} is a {source.shape.architecture}, which is exported as a GGUF file: leave {found} out"
+        )
+
+
 def _gguf(
     request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
 ) -> GgufRequest | None:
     """Return the request for the GGUF file or its plan; None if no file is possible and none was requested."""
-    gguf = GgufRequest(generation, template.source if template else None, planned=not request.gguf)
+    needed = request.gguf or source.shape.architecture in HYBRIDS
+    gguf = GgufRequest(generation, template.source if template else None, planned=not needed)
     try:
         check_gguf(gguf, source, request.recipe)
     except (ExportError, RuntimeUnavailable) as error:
-        if request.gguf:
+        if needed:
             raise
         _log.info("no GGUF file can be made of %s: %s", source.name, error)
         return None

@@ -124,11 +124,12 @@ HYBRIDS: Mapping[str, Architecture] = {
         final_norm="token_embd_norm",
     ),
     "Qwen3_5ForCausalLM": Architecture(
-        "qwen35", "", head_size=256, norms=HEAD_NORMS, recurrent=GATED_DELTA, full_every=4, gated=True,
+        "qwen35", "", head_size=256, shifted=True, norms=HEAD_NORMS, recurrent=GATED_DELTA, full_every=4, gated=True,
         mlp_norm="post_attention_norm",
     ),
 }  # fmt: skip
-"""The same of models that run as GGUF files only, on our own kernels or llama.cpp: no graph of theirs is exported."""
+"""The same of models that run as GGUF files only, on our own kernels or llama.cpp: such a file is what is exported."""
+ALL: Mapping[str, Architecture] = {**ARCHITECTURES, **HYBRIDS}
 
 HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 """Drafting heads, which are no models: one layer that also reads what layers of the target read."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from .architectures import ARCHITECTURES, BY_NAME, HYBRIDS
+from .architectures import ALL, BY_NAME
 
 _MODULES = {
     "attn_q": "q_proj",
@@ -43,7 +43,7 @@ class LayerModule:
 
 def gguf_name(architecture: str) -> str | None:
     """Return the general.architecture of a manifest's architecture; None for an unknown class."""
-    if (known := ARCHITECTURES.get(architecture) or HYBRIDS.get(architecture)) is not None:
+    if (known := ALL.get(architecture)) is not None:
         return known.name
     return None if "For" in architecture else architecture  # a pack imported from GGUF already has llama.cpp's name
 

@@ -108,6 +108,19 @@ def check_parity(
     return numbers
 
 
+def check_file(entry: ModelEntry, pack: Path, *, reference: Reference, texts: CheckTexts) -> Mapping[str, float]:
+    """Compare a model that runs from its GGUF file with its reference, in one pass and in pieces.
+
+    Raises ExportError if it differs by more than summation order, or rounding of activations, could explain.
+    """
+    length = len(texts.text.text)
+    expected = reference.logits(texts.text.text, visible=np.tri(length, dtype=np.bool_), positions=range(length))
+    check = check_kernels if min(entry.bits, entry.head_bits) < 16 else check_exact
+    with opened(entry, pack, texts) as model:
+        numbers = check(model, texts.text, expected)
+    return {"tokens": float(length), "deviation": float(expected.std()), **numbers}
+
+
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the engine's kernels on generated text: ours have none, and may not be available."""
     with engine_kernels(), opened(entry, pack, texts) as model:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.gguf.architectures import ARCHITECTURES
+from edgedecode.gguf.architectures import ALL, ARCHITECTURES, MAMBA2, Architecture
 from edgedecode.pack.manifest import Generation
 
 from ..base_model import Source
 from ..graph.network import Windows
 from ..graph.recipe import Recipe
 from ..graph.weights_file import Weights
+from .hybrid_tensors import hybrid_tensors
 from .network_metadata import check_network, query_factor, window_notes, write_metadata
 from .plan import make_plan, vectors_in
 from .rotation import Rotation, read_rotation
@@ -57,31 +58,42 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
 
 def check_gguf_network(source: Source, network: "PreTrainedModel") -> Rotation:
     """Return the network's RoPE parameters. Raises ExportError if llama.cpp would compute the network differently."""
-    layout = ARCHITECTURES[source.shape.architecture]
+    layout = _layout(source, network)
     rotation = read_rotation(network, layout)
     check_network(network, source.shape, layout, rotation)
     return rotation
 
 
 class GgufFile:
-    """The content of a model's file: keys, tensors and tokenizer. stored: the weights of the pack's graphs.
+    """The content of a model's file: keys, tensors and tokenizer.
+
+    stored: the weights of the pack's graphs, or the recipe by which those of a model without graphs are rounded.
 
     Raises ExportError if llama.cpp does not support the model or the tokenizer.
     """
 
     def __init__(
-        self, request: GgufRequest, source: Source, network: "PreTrainedModel", *, windows: Windows, stored: StoredRows
+        self,
+        request: GgufRequest,
+        source: Source,
+        network: "PreTrainedModel",
+        *,
+        windows: Windows,
+        stored: StoredRows | Recipe,
     ) -> None:
         import gguf
 
-        shape, layout = source.shape, ARCHITECTURES[source.shape.architecture]
+        shape, layout = source.shape, _layout(source, network)
         self._rows, self._inner = shape.rows, _tokenizer(source)
         self._vocabulary = read_vocabulary(self._inner, rows=shape.rows, name=source.name)
         specials, rotation = _specials(self._inner, request, source), check_gguf_network(source, network)
         factor = query_factor(network, shape, layout)
-        self._tensors = tensors_of(
-            network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor
-        )
+        if isinstance(stored, Recipe):
+            self._tensors = [*hybrid_tensors(network, shape=shape, layout=layout, recipe=stored)]
+        else:
+            self._tensors = tensors_of(
+                network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor
+            )
         self._writer = gguf.GGUFWriter(None, layout.name)
         kinds = [tensor.kind for tensor in self._tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
         main = max(sorted(set(kinds)), key=kinds.count)
@@ -106,6 +118,14 @@ class GgufFile:
         """
         plan = make_plan(self._writer, self._tensors, rows=self._rows, vectors=vectors_in(weights, file))
         path.write_text(plan.to_json(), encoding="utf-8")
+
+
+def _layout(source: Source, network: "PreTrainedModel") -> Architecture:
+    """Return the record of a network; a Granite 4 without Mamba-2 is llama.cpp's granite."""
+    layout = ALL[source.shape.architecture]
+    if layout.recurrent == MAMBA2 and not any("mamba." in name for name, _ in network.named_parameters()):
+        return ARCHITECTURES["GraniteForCausalLM"]
+    return layout
 
 
 def _specials(inner: tokenizers.Tokenizer, request: GgufRequest, source: Source) -> Specials:

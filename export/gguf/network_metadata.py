@@ -10,10 +10,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import Architecture
+from edgedecode.gguf.architectures import CONVOLUTION, GATED_DELTA, MAMBA2, Architecture
 
 from ..graph.model_shape import Shape
-from ..graph.network import SLIDING, Windows
+from ..graph.network import FULL, SLIDING, Windows
 from .rotation import Rotation
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _UNCAPPED = 1e6
 """A soft cap without effect, because llama.cpp uses Gemma 2's own if the key is missing."""
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q4_0": "MOSTLY_Q4_0", "Q8_0": "MOSTLY_Q8_0"}
+_ATTENTION = (FULL, "attention")
 _WITHOUT = "export without gguf among the --formats"
 
 
@@ -45,31 +46,37 @@ def write_metadata(
     writer.add_file_type(int(gguf.LlamaFileType[_FILE_TYPES[kind]]))
     if kind.startswith("Q"):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _sizes(writer, shape, context=context_limit(windows, layout, context=network.config.max_position_embeddings))
-    writer.add_layer_norm_rms_eps(network.config.rms_norm_eps)
+    _sizes(
+        writer, shape, layout, context=context_limit(windows, layout, context=network.config.max_position_embeddings)
+    )
+    config: Any = network.config
+    writer.add_layer_norm_rms_eps(config.norm_eps if layout.name == "lfm2" else config.rms_norm_eps)
     _rotary(writer, rotation)
     if layout.windows:
         _windows(writer, network)
     if layout.attention_cap:
         writer.add_attn_logit_softcapping(network.config.attn_logit_softcapping or _UNCAPPED)
-    if layout.windows:
+    if layout.windows and not layout.recurrent:
         writer.add_final_logit_softcapping(network.config.final_logit_softcapping or _UNCAPPED)
-    if layout.name == "granite":
+    if layout.name.startswith("granite"):
         _multipliers(writer, network)
+    if layout.recurrent:
+        _recurrent(writer, config, layout, kv_heads=shape.kv_heads)
     if layout.tempered:
         parameters = network.config.rope_parameters
         writer.add_attn_temperature_scale(parameters["llama_4_scaling_beta"])
         writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
 
 
-def _sizes(writer: GGUFWriter, shape: Shape, *, context: int) -> None:
+def _sizes(writer: GGUFWriter, shape: Shape, layout: Architecture, *, context: int) -> None:
     writer.add_vocab_size(shape.rows)
     writer.add_context_length(context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.mlp)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if not layout.recurrent or layout.recurrent == GATED_DELTA:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_size)
     writer.add_value_length(shape.head_size)
 
@@ -108,6 +115,34 @@ def _multipliers(writer: GGUFWriter, network: PreTrainedModel) -> None:
     writer.add_logit_scale(config.logits_scaling)
 
 
+def _recurrent(writer: GGUFWriter, config: Any, layout: Architecture, *, kv_heads: int) -> None:  # noqa: ANN401
+    """Add which layers have attention, and the sizes of the others (llama.cpp's conversion folder)."""
+    full = [kind in _ATTENTION for kind in config.layer_types]
+    if layout.recurrent == CONVOLUTION:
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif layout.recurrent == MAMBA2:
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_state_size(config.mamba_d_state)
+        writer.add_ssm_group_count(config.mamba_n_groups)
+        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    if layout.recurrent != GATED_DELTA:
+        writer.add_head_count_kv([kv_heads * each for each in full])
+        return
+    writer.add_rope_dimension_sections([*config.rope_parameters.get("mrope_section", (11, 11, 10)), 0])
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
+    every = full.index(True) + 1 if any(full) else 0
+    if every and full == [(layer + 1) % every == 0 for layer in range(len(full))]:
+        writer.add_full_attention_interval(every)
+    else:
+        writer.add_array(f"{layout.name}.attention.recurrent_layers", [not each for each in full])
+
+
 def check_network(network: PreTrainedModel, shape: Shape, layout: Architecture, rotation: Rotation) -> None:
     """Raise ExportError if llama.cpp does not support this configuration."""
     config: Any = network.config
@@ -121,7 +156,7 @@ def check_network(network: PreTrainedModel, shape: Shape, layout: Architecture, 
             f"llama.cpp's {layout.name} rotates all {shape.head_size} elements of a head, this model {rotation.size}: "
             f"{_WITHOUT}"
         )
-    if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.shifted:
+    if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.gelu:
         raise ExportError(f"llama.cpp's {layout.name} has the activation silu, not {config.hidden_act!r}: {_WITHOUT}")
     step = layout.unrotated
     if step and any(bool(used) != bool((place + 1) % step) for place, used in enumerate(config.no_rope_layers)):

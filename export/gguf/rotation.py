@@ -45,6 +45,8 @@ def read_rotation(network: "PreTrainedModel", layout: Architecture) -> Rotation:
     if FULL in parameters or SLIDING in parameters:
         return _by_layer_type(network, parameters, layout)
     rotary: Any = network.model.rotary_emb
+    if rotary is None:
+        return Rotation(network.config.hidden_size // network.config.num_attention_heads, 10000.0)
     return _rotation(parameters, rotary.inv_freq.numpy(), strength=rotary.attention_scaling, layout=layout)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError, InputError
-from edgedecode.gguf.architectures import ARCHITECTURES
+from edgedecode.gguf.architectures import ALL
 
 from .model_shape import Shape
 
@@ -70,7 +70,7 @@ class Span:
         if self._switches(shape):
             notes.append(
                 f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would "
-                f"{_CHANGES[ARCHITECTURES[shape.architecture].tempered]}"
+                f"{_CHANGES[ALL[shape.architecture].tempered]}"
             )
         return tuple(notes)
 

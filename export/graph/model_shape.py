@@ -1,12 +1,13 @@
 """A model's sizes, read from config.json, and checks for what the engine cannot run."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import ARCHITECTURES
-from edgedecode.typed_json import Count, JsonValue, Positive
+from edgedecode.gguf.architectures import ALL, MAMBA2
+from edgedecode.typed_json import Count, Finite, JsonValue, Positive
 
 from ..frameworks import fields_of
 from .quantize import Scheme
@@ -18,10 +19,13 @@ _TEXT_CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
 }
 """The classes of multimodal models' text parts, by model_type in their text_config, without `_text`."""
 _SHARED = ("bos_token_id", "eos_token_id", "license", "pad_token_id", "quantization_config", "tie_word_embeddings")
 """What the configuration of a multimodal model may say for its text part."""
+_EXPERTS = re.compile(r"Moe(?!Hybrid)|_moe|GptOss|gpt_oss|Mixtral")
+_DENSE = "export a dense model of its family"
 EndIds: TypeAlias = Count | tuple[Count, ...] | None
 """Ids that end an answer."""
 
@@ -46,6 +50,12 @@ class ModelConfig:
     num_attention_heads: Positive
     vocab_size: Positive
     max_position_embeddings: Positive
+    shared_intermediate_size: Positive | None = None
+    block_auto_adjust_ff_dim: bool = False
+    block_ffn_dim_multiplier: Finite | None = None
+    block_multiple_of: Positive = 256
+    num_local_experts: Count | None = None
+    num_experts: Count | None = None
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
     tie_word_embeddings: bool | None = None
@@ -95,7 +105,7 @@ class Shape:
     def matrices(self) -> Mapping[str, int]:
         """Number of parameters in a layer's matrices, by name; those stored as one are counted together."""
         queries, keys = self.hidden * self.head_size * self.heads, self.hidden * self.head_size * 2 * self.kv_heads
-        fused = ARCHITECTURES[self.architecture].fused
+        fused = ALL[self.architecture].fused
         inputs = {"qkv": queries + keys} if fused else {"q": queries, "k_v": keys}
         return {**inputs, "o": queries, "gate_up": 2 * self.hidden * self.mlp, "down": self.hidden * self.mlp}
 
@@ -113,27 +123,29 @@ def read_config(value: JsonValue, *, name: str) -> tuple[ModelConfig, Shape]:
     value = text_part(value)
     kind = fields_of(value, _Kind, f"{name}: config.json")
     names = kind.architectures or ()
-    if not names or names[0] not in ARCHITECTURES:
+    if not names or names[0] not in ALL:
         if not names and not kind.model_type:
             raise ExportError(f"the config.json of {name} names no architecture: give the folder of a whole model")
         found = names[0] if names else f"model_type {kind.model_type!r}"
         if kind.auto_map:
             raise ExportError(
                 f"{name} is a {found} that needs its own Python code (auto_map in config.json), which is never run: "
-                f"use a model whose architecture is supported: {', '.join(ARCHITECTURES)}"
+                f"use a model whose architecture is supported: {', '.join(ALL)}"
             )
-        raise ExportError(
-            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and others as GGUF files on llama.cpp"
-        )
+        if _EXPERTS.search(found):
+            raise ExportError(f"{name} is a {found}, a mixture of experts, which is not supported: {_DENSE}")
+        raise ExportError(f"{name} is a {found}; supported are {', '.join(ALL)}, and others as GGUF files on llama.cpp")
     if (method := kind.quantization_config) is not None:
         used = method.get("quant_method", "unknown") if isinstance(method, dict) else method
         raise ExportError(f"{name} is already quantized ({used}): give the original, unquantized model")
-    config, architecture = fields_of(value, ModelConfig, f"{name}: config.json"), ARCHITECTURES[names[0]]
+    config, architecture = fields_of(value, ModelConfig, f"{name}: config.json"), ALL[names[0]]
+    if experts := config.num_local_experts or config.num_experts:
+        raise ExportError(f"{name} is a mixture of {experts} experts, which is not supported: {_DENSE}")
     heads, hidden = config.num_attention_heads, config.hidden_size
     return config, Shape(
         architecture=names[0],
         hidden=hidden,
-        mlp=config.intermediate_size,
+        mlp=_mlp(config, names[0]),
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=config.num_key_value_heads or heads,
@@ -143,6 +155,19 @@ def read_config(value: JsonValue, *, name: str) -> tuple[ModelConfig, Shape]:
         tied=architecture.tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
         short_context=_short_context(config),
     )
+
+
+def _mlp(config: ModelConfig, architecture: str) -> int:
+    """Return the width of a layer's feed-forward part, as transformers' Granite 4 and LFM2 derive it."""
+    if ALL[architecture].recurrent == MAMBA2 and config.shared_intermediate_size:
+        return config.shared_intermediate_size
+    if not config.block_auto_adjust_ff_dim:
+        return config.intermediate_size
+    size, unit = (
+        int((config.block_ffn_dim_multiplier or 1) * int(2 * config.intermediate_size / 3)),
+        config.block_multiple_of,
+    )
+    return -(-size // unit) * unit
 
 
 def text_part(value: JsonValue) -> JsonValue:

@@ -149,7 +149,8 @@ class RotaryTables:
 def revive_rotary(network: PreTrainedModel) -> None:
     """Recreate the rotary module: it has no weights, and the original's frequencies are on the meta device."""
     body: Any = network.model
-    body.rotary_emb = type(body.rotary_emb)(config=network.config)
+    if body.rotary_emb is not None:
+        body.rotary_emb = type(body.rotary_emb)(config=network.config)
 
 
 def per_layer_rotary(network: PreTrainedModel) -> bool:

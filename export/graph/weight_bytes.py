@@ -195,7 +195,7 @@ class BlockWeight:
         packed, scales = self.tensors
         factors = self.inputs.factors() if self.inputs is not None and self.scheme.bits == 4 else ()
         for chunk in self.source.chunks():
-            blocks = quantize(_finite(chunk.values, self.name), self.scheme, factors=factors)
+            blocks = quantize(finite(chunk.values, self.name), self.scheme, factors=factors)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
             yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)
 
@@ -203,15 +203,15 @@ class BlockWeight:
 def _as_float(values: FloatArray, name: str, *, bits: int) -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
     """Convert finite values to their stored type. Raises ExportError if a value is too large for it."""
     if bits == 32:
-        return _finite(values, name)
+        return finite(values, name)
     with np.errstate(over="ignore"):
-        half = _finite(values, name).astype(np.float16)
+        half = finite(values, name).astype(np.float16)
     if not np.isfinite(half).all():
         raise ExportError(f"the weight {name} holds values too large for float16: use --bits 32, 8 or 4")
     return half
 
 
-def _finite(values: FloatArray, name: str) -> FloatArray:
+def finite(values: FloatArray, name: str) -> FloatArray:
     """Return the values. Raises ExportError if one is NaN or infinite."""
     if not np.isfinite(values).all():
         raise ExportError(f"the weight {name} holds NaN or infinity: the checkpoint is damaged, download it again")

@@ -56,7 +56,7 @@ def _import_model(
 ) -> Imported:
     """Copy or reference a model's file and check it with llama.cpp, if that is available."""
     file = f"{role}/{_FILE if request.copy else source.path.name}"
-    entry = _entry(source, file, license=request.license)
+    entry = file_entry(source, file, license=request.license)
     if role == "target":
         entry = replace(entry, notes=(tokenizer.note,))
     with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
@@ -79,7 +79,8 @@ def _import_model(
     return Imported(entry, outside)
 
 
-def _entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
+def file_entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
+    """Return the entry of a model that runs from its GGUF file, `file` in the pack."""
     header, widths = source.header, read_widths(source.contents.tensors)
     return ModelEntry(
         architecture=header.architecture,

@@ -63,8 +63,12 @@ class TinyModel:
 
 def write_model(folder: Path, tiny: TinyModel) -> Path:
     """Write a Hugging Face folder: config, safetensors, tokenizer, chat template, generation defaults."""
-    network = random_network(tiny)
-    network.save_pretrained(folder, max_shard_size=tiny.shard)
+    return write_network(folder, random_network(tiny), shard=tiny.shard)
+
+
+def write_network(folder: Path, network: PreTrainedModel, *, shard: str = "1GB") -> Path:
+    """Write a Hugging Face folder of a network."""
+    network.save_pretrained(folder, max_shard_size=shard)
     byte_level().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5], "max_new_tokens": 77}))

@@ -1,0 +1,204 @@
+"""Checkpoints whose graphs no builder draws: exported as GGUF files, and run from them."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    PreTrainedModel,
+)
+
+import edgedecode
+from edgedecode import SessionOptions
+from edgedecode.errors import ExportError
+from edgedecode.export.graph.graph_request import GraphRequest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.contract.hybrid_gguf import random_model, tiny_granite, tiny_qwen
+from tests.export.conftest import export, framework_logits, logits_of, opened, random_tokens, recipe
+from tests.export.gguf.writing import needs_engine, tensors_in, value_of
+from tests.export.test_architectures import rewrite_config
+from tests.export.tiny import write_network
+
+from .stock import stock_logits
+
+pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
+ROWS, CONTEXT, EXACT = 352, 1024, 5e-4
+TOKENS = random_tokens(600)
+
+
+def qwen() -> PreTrainedModel:
+    return random_model(tiny_qwen(vocab_size=ROWS))
+
+
+def granite_h() -> PreTrainedModel:
+    config = tiny_granite()
+    config.vocab_size = ROWS
+    return random_model(config)
+
+
+def granite() -> PreTrainedModel:
+    """Granite 4 without Mamba-2: llama.cpp's granite."""
+    config = GraniteMoeHybridConfig(
+        vocab_size=ROWS,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["full_attention"] * 3,
+        num_local_experts=0,
+        shared_intermediate_size=96,
+        max_position_embeddings=CONTEXT,
+        position_embedding_type="rope",
+        embedding_multiplier=3.0,
+        attention_multiplier=0.1,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+        mamba_n_heads=4,
+        tie_word_embeddings=True,
+    )
+    return random_model(config)
+
+
+def lfm2() -> PreTrainedModel:
+    config = Lfm2Config(
+        vocab_size=ROWS,
+        hidden_size=64,
+        intermediate_size=144,
+        block_auto_adjust_ff_dim=True,
+        block_multiple_of=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    return random_model(config)
+
+
+MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "granite": granite,
+    "granitehybrid": granite_h,
+    "lfm2": lfm2,
+    "qwen35": qwen,
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint and its pack."""
+
+    model: Path
+    pack: Path
+    manifest: Manifest
+
+
+@pytest.fixture(scope="module", params=[(name, bits) for name in MODELS for bits in (4, 8, 32)], ids=str)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    name, bits = request.param
+    folder = tmp_path_factory.mktemp("hybrid")
+    model = write_network(folder / "model", MODELS[name]())
+    return Made(model, folder / "pack", export(model, folder / "pack", stored=recipe(bits)))
+
+
+def test_the_pack_runs_as_transformers_does(made: Made) -> None:
+    """Floats in passes of 512, 64, 7, 4 and 1 rows; rounded weights as torch computes with them."""
+    entry = made.manifest.models["target"]
+    assert (entry.graphs, entry.weights) == ({}, entry.gguf)
+    if entry.bits < 32:
+        assert entry.parity["kernel_rms_error"] < 0.06
+        assert entry.parity["kernel_top1"] > 0.8
+        return
+    assert entry.parity["max_error"] < EXACT
+    expected = framework_logits(made.model, TOKENS)
+    with closing(opened(entry, made.pack)) as model:
+        for width in (512, 64, 7, 4, 1):
+            assert np.abs(logits_of(model, TOKENS, width=width) - expected).max() < EXACT
+
+
+def test_matrices_have_the_widths_of_the_recipe(made: Made) -> None:
+    entry = made.manifest.models["target"]
+    kinds = {
+        tensor.tensor_type.name
+        for name, tensor in tensors_in(made.pack / entry.gguf).items()
+        if name.startswith("blk.") and min(tensor.shape) > 1 and len(tensor.shape) > 1 and "conv" not in name
+    }
+    assert kinds == {{4: "Q4_0", 8: "Q8_0", 32: "F32"}[entry.bits]}
+
+
+def test_a_session_writes_with_the_checkpoints_tokenizer(made: Made) -> None:
+    with edgedecode.load(made.pack) as pair, pair.session(SessionOptions(seed=1)) as session:
+        assert len(session.generate("hello", max_tokens=5).tokens) <= 5
+    assert {3, 5} <= set(made.manifest.generation.end_token_ids)
+
+
+@needs_engine
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_runs_the_file_as_transformers_does(name: str, tmp_path: Path) -> None:
+    model = write_network(tmp_path / "model", MODELS[name]())
+    manifest = export(model, tmp_path / "pack", stored=recipe(32))
+    path, tokens = tmp_path / "pack" / manifest.models["target"].gguf, TOKENS[:100]
+    assert value_of(path, "general.architecture") == name
+    assert np.abs(stock_logits(path, tokens) - framework_logits(model, tokens)).max() < EXACT
+
+
+def test_the_text_part_of_qwen_is_exported(tmp_path: Path) -> None:
+    model = write_network(tmp_path / "model", qwen())
+    expected = framework_logits(model, TOKENS[:60])
+
+    def multimodal(config: dict[str, Any]) -> None:
+        inner = dict(config)
+        config.clear()
+        tied = inner.pop("tie_word_embeddings")
+        config |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+        config |= {"text_config": inner, "vision_config": {"depth": 1}, "tie_word_embeddings": tied}
+
+    rewrite_config(model, multimodal)
+    path = model / "model.safetensors"
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in load_file(path).items()}
+    save_file(
+        tensors | {"model.visual.a.weight": np.ones(4, np.float32), "mtp.fc.weight": np.ones(4, np.float32)}, path
+    )
+    manifest = export(model, tmp_path / "pack", stored=recipe(32))
+    entry = manifest.models["target"]
+    assert "text only: left out are mtp, visual" in entry.notes
+    with closing(opened(entry, tmp_path / "pack")) as opened_model:
+        assert np.abs(logits_of(opened_model, TOKENS[:60]) - expected).max() < EXACT
+
+
+def kinds_of_layers(config: dict[str, Any]) -> None:
+    config["layer_types"] = ["conv", "full_attention", "full_attention", "conv"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (kinds_of_layers, "lacks 6 tensors required by its config.json, model.layers.1.self_attn"),
+        (lambda config: config.update(quantization_config={"quant_method": "fp8"}), r"already quantized \(fp8\)"),
+        (lambda config: config.update(num_experts=8), "is a mixture of 8 experts"),
+        (lambda config: config.update(architectures=["Lfm2MoeForCausalLM"]), "a mixture of experts, which is not"),
+        (lambda config: config.update(architectures=["GptOssForCausalLM"]), "a mixture of experts, which is not"),
+    ],
+)
+def test_bad_checkpoints_are_refused(change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
+    model = write_network(tmp_path / "model", lfm2())
+    rewrite_config(model, change)
+    with pytest.raises(ExportError, match=message):
+        export(model, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_what_needs_a_graph_is_refused(tmp_path: Path) -> None:
+    model = write_network(tmp_path / "model", lfm2())
+    with pytest.raises(ExportError, match="is exported as a GGUF file: leave --graphs out"):
+        export(model, tmp_path / "pack", graphs=GraphRequest(("base", "lora")))
+    assert json.loads((model / "config.json").read_text())["model_type"] == "lfm2"
