@@ -176,8 +176,9 @@ class Reference:
         """Materialise each module's weights just before it runs, and drop them just after."""
         body: Any = self.network.model
         named = {f"model.layers.{index}": layer for index, layer in enumerate(body.layers)}
+        named |= {f"model.{name}": module for name, module in body.named_children() if name.endswith("norm")}
         with ExitStack() as hooks:
-            for name, module in (named | {"model.norm": body.norm}).items():
+            for name, module in named.items():
                 held = ExitStack()
                 hooks.callback(held.close)
                 hooks.callback(module.register_forward_pre_hook(self._materialise(name, held)).remove)
