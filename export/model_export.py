@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
-_UNCALIBRATED = "its 4-bit weights are rounded to nearest: calibration needs a graph, which this architecture has not"
+_UNCALIBRATED = "its 4-bit weights are rounded to nearest: calibration needs an exported graph"
 GGUF_FILE, PLAN_FILE = "model.gguf", "gguf.json"
 
 
@@ -80,8 +80,9 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         if job.gguf is not None and not job.gguf.planned:
             check_gguf_network(job.source, network)
         windows = find_windows(network, context=job.context)
-        if job.source.shape.architecture in HYBRIDS:
-            return _file_only(job, network, checkpoint, pack=pack, stages=stages)
+    if job.source.shape.architecture in HYBRIDS:
+        return _file_only(job, network, checkpoint, pack=pack, stages=stages)
+    with stages.stage(f"{job.role}: graph"):
         drawing = _drawing(job, network, windows=windows)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         entry = _entry(job, drawing, parameters=parameters, window=windows.size)
