@@ -5,6 +5,7 @@ fields) and conversion folders, as vendored by llama-cpp-python 0.3.36; transfor
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -89,7 +90,7 @@ class Architecture:
 _GEMMA = Architecture("gemma", "GemmaModel", tied=True, head_size=256, shifted=True, gelu=True, scaled_embedding=True)
 _LLAMA = Architecture("llama", "LlamaModel", interleaved=True, factors=_FREQUENCIES)
 
-ARCHITECTURES: Mapping[str, Architecture] = {
+ARCHITECTURES: dict[str, Architecture] = {
     "Ernie4_5ForCausalLM": Architecture(
         "ernie4_5", "ErnieModel", tied=True, head_size=128, interleaved=True, adjacent=True,
     ),
@@ -115,7 +116,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }  # fmt: skip
 """By transformers' class, as config.json names it."""
 
-HYBRIDS: Mapping[str, Architecture] = {
+HYBRIDS: dict[str, Architecture] = {
     "GraniteMoeHybridForCausalLM": replace(
         _LLAMA, name="granitehybrid", builder="", recurrent=MAMBA2, optional_rotation=True,
     ),
@@ -129,7 +130,8 @@ HYBRIDS: Mapping[str, Architecture] = {
     ),
 }  # fmt: skip
 """The same of models that run as GGUF files only, on our own kernels or llama.cpp: such a file is what is exported."""
-ALL: Mapping[str, Architecture] = {**ARCHITECTURES, **HYBRIDS}
+ALL: Mapping[str, Architecture] = ChainMap(HYBRIDS, ARCHITECTURES)
+"""A view of both, those with a graph first."""
 
 HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 """Drafting heads, which are no models: one layer that also reads what layers of the target read."""
