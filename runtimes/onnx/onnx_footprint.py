@@ -37,13 +37,15 @@ UNPACKED_COPIES = 2
 ARENA_SHARE = 9 / 8
 ARENA_NBYTES = 3 * MIB // 2
 """Gaps between a pass's values in the region of the engine's allocator."""
+HEAD_ARENA_NBYTES = MIB
+"""The same of a drafting head, of whose one layer few values exist at once (measured: 0.8 MiB)."""
 ARENA_MARGIN_NBYTES = 8 * MIB
 THREADS_NBYTES = MIB
 """Per-thread buffers of the engine's quantized products, outside the allocator."""
 ROWS_PER_PASS = 256
 """A toy of the bundled target's shape prefills at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
-HEAD_ROWS = 64
-"""A drafting head reads few rows at a time, and many only after a prompt."""
+HEAD_ROWS = 32
+"""A drafting head reads few rows at a time, and many only after a prompt: 256 take 4% longer than in passes of 64."""
 BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
@@ -121,10 +123,11 @@ def plan_own_footprint(
     """
     rows = rows_per_pass(entry, adapters=adapters)
     threads = _threads_nbytes(entry) if sizes.products_nbytes else 0
+    arena = _arena_nbytes(sizes, rows, gaps=HEAD_ARENA_NBYTES if entry.taps else ARENA_NBYTES)
     return Footprint(
         weights_nbytes=tiles_nbytes + _held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=0,
-        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + threads + SQUARE_NBYTES * sizes.squares,
+        workspace_nbytes=arena + scratch_nbytes + threads + SQUARE_NBYTES * sizes.squares,
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
@@ -185,8 +188,8 @@ def _threads_nbytes(entry: ModelEntry) -> int:
     return THREADS_NBYTES if entry.bits < 16 else 0
 
 
-def _arena_nbytes(sizes: GraphSizes, rows: int) -> int:
-    return int(rows * FLOAT_NBYTES * sizes.values * ARENA_SHARE) + ARENA_NBYTES
+def _arena_nbytes(sizes: GraphSizes, rows: int, *, gaps: int = ARENA_NBYTES) -> int:
+    return int(rows * FLOAT_NBYTES * sizes.values * ARENA_SHARE) + gaps
 
 
 def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:

@@ -56,7 +56,8 @@ read(512)
 opened = runtime.open(request(head, "head", beside=model))
 rows = opened.new_state(1024)
 for start in range(0, 1024, 64):
-    features = kept.rows(start % 512, start % 512 + 64)
+    first = kept.oldest + start % 256
+    features = kept.rows(first, first + 64)
     output = opened.draft(list(range(start, start + 64)), rows, features=features)
     rows.keep(range(64))
 rows.crop(1000)
