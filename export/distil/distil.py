@@ -59,8 +59,8 @@ _MOST_HELD_OUT = 64
 _TIMED = 7
 """Batches by whose median time the number of steps is decided: the first take longer."""
 _TRIMMED = 16
-"""Steps after which the heap gives its gaps back: shapes of batches differ, and after 12 steps 160 MB were gaps. Without
-it, a training of the bundled target's head held 1.5 GB after an hour, where 910 MB were planned."""
+"""Steps after which the heap gives its gaps back: 160 MB after 12 steps, as the shapes of batches differ. Without it, a
+training of the bundled target's head held 1.5 GB after an hour, where 910 MB were planned."""
 _KINDS: Mapping[str, Callable[[Path, Path | None], Kind]] = {"head": HeadKind, "draft": DraftKind}
 _TEXTS, _LABELS, _TRAINING, _OPTIONS = "texts.jsonl", "labels.bin", "training.pt", "distil.json"
 

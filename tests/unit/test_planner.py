@@ -20,8 +20,7 @@ def holders(choice: Choice) -> tuple[Holder, ...]:
         Holder("kv", choice.context * 4),
         Holder("logits", 8 * (choice.draft_max + 1) * (2 if choice.tree else 1)),
     ]
-    for name in MODELS & set(choice.drafters):
-        found.append(Holder(name, 400 + (choice.draft_context or choice.context)))
+    found += [Holder(name, 400 + (choice.draft_context or choice.context)) for name in MODELS & set(choice.drafters)]
     if "suffix" in choice.drafters:
         found.append(Holder("index", choice.context // 8))
     return tuple(found)

@@ -1,16 +1,20 @@
 """The network that is trained computes, at each depth, what a head computes when it drafts; its loss is the formula."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch", reason="the export extras are not installed")
 
 import torch
 
+from edgedecode.export.distil import training
 from edgedecode.export.distil.acceptance import MOST_DEPTH, measure
 from edgedecode.export.distil.batches import Batch
 from edgedecode.export.distil.kinds.head_network import HeadNetwork, HeadSizes
 from edgedecode.export.distil.top_loss import TopLoss
-from edgedecode.export.distil.training import draft_loss
+from edgedecode.export.distil.training import Training, draft_loss
 from tests.export.heads.written import Reference, TinyHead
 
 pytestmark = pytest.mark.export
@@ -121,3 +125,21 @@ def test_acceptance_counts_drafts_whose_tokens_are_all_the_likeliest() -> None:
         assert found[kind].begun == len(starts)
         assert found[kind].reached == reached
         assert found[kind].length(2) == pytest.approx(1 + sum(reached[:2]) / len(starts))
+
+
+@pytest.mark.parametrize(("depth", "mean"), [(3, 0.4 * 5 + 0.3 * 6 + 0.3 * 10), (1, 5.0)])
+def test_steps_are_planned_by_the_time_of_each_depth(depth: int, mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tried = 0.0, []
+
+    def gradients(self: Training, texts: Sequence[int], *, depth: int) -> None:
+        nonlocal now
+        now += {1: 5, 2: 6, 3: 10}[depth]
+        tried.append(depth)
+
+    monkeypatch.setattr(training, "monotonic", lambda: now)
+    monkeypatch.setattr(Training, "_gradients", gradients)
+    made = object.__new__(Training)
+    made.network = SimpleNamespace(depth=depth)  # type: ignore[assignment]
+    made._optimizer = SimpleNamespace(zero_grad=lambda: None)  # type: ignore[assignment]
+    assert made.step_seconds([[0], [1]]) == pytest.approx(mean)
+    assert tried == [each for each in range(1, depth + 1) for _ in range(2)]
