@@ -63,7 +63,9 @@ def decode_branches(
     while live := [branch for branch in branches if not branch.done]:
         running = [branch for branch in live if branch.rows]
         _settle_common(live, state)
-        room = min(state.capacity - state.length, target.card.tree_rows or state.capacity) - state.pending
+        chain = len(running) == 1 and state.pending == len(running[0].rows)
+        rows = state.capacity if chain else target.card.tree_rows or state.capacity
+        room = min(state.capacity - state.length, rows) - state.pending
         if not running or sum(len(_unread(branch, state)) for branch in running) > room:
             running = _restarted(live, state, most=most_rows, rows=target.card.tree_rows or state.capacity)
         output, places = _pass(target, state, running)

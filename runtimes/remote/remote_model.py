@@ -97,19 +97,15 @@ class RemoteState:
     def read_alone(self, model: LanguageModel, rows: int) -> FloatArray:
         """Return the rows of the device's model after the last tokens, which it reads in chunks."""
         assert self.own is not None
-        every, start = [*self.tokens, *self.rows], self._own_agreed
-        self.own.crop(start)
-        while len(every) - start > max(PREFILL_CHUNK, rows):
+        every, own = [*self.tokens, *self.rows], self.own
+        own.crop(min(own.length, self._own_agreed, len(every) - rows))
+        while len(every) - (start := own.length) > max(PREFILL_CHUNK, rows):
             chunk = every[start : min(start + PREFILL_CHUNK, len(every) - rows)]
-            model.forward(chunk, self.own, rows="none")
-            self.own.keep(range(len(chunk)))
-            start += len(chunk)
-        if len(every) - start < rows:  # it has read tokens whose rows are asked for now
-            start = len(every) - rows
-            self.own.crop(start)
+            model.forward(chunk, own, rows="none")
+            own.keep(range(len(chunk)))
         rest = every[start:]
-        output = model.forward(rest, self.own, rows=range(len(rest) - rows, len(rest)))
-        self.own.keep(range(len(rest)))
+        output = model.forward(rest, own, rows=range(len(rest) - rows, len(rest)))
+        own.keep(range(len(rest)))
         self._own_agreed = len(every)
         return output.logits
 

@@ -3,15 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionDetails, SessionOptions
+from edgedecode.apps.serve.verify.states import Held, Lost, Row, VerifyStates
 from edgedecode.cli import main
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.recurrence import SLOTS
+from edgedecode.runtimes.remote.remote_model import RemoteState
 from tests.contract.conftest import GgufOpener
 from tests.contract.gguf_pack import write_pack
+from tests.contract.test_recurrent import counting
 
 pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this processor")
 GREEDY, SAMPLED = SamplingOptions(temperature=0.0), SamplingOptions(temperature=0.7, top_k=3)
@@ -52,10 +56,12 @@ def test_drafts_of_every_kind_give_the_text_of_plain_decoding(pair: Pair) -> Non
     assert all(count > 0 for drafter, count in accepted.items() if drafter != "none")
 
 
-def test_answers_at_once_are_those_alone(pair: Pair) -> None:
+def test_answers_at_once_are_those_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rows do not fit the slots together, so that they take turns and read the prompt's end again."""
+    read = counting(monkeypatch, "forward")
     with pair.session(options("none", SAMPLED)) as session:
         chunks = [*session.samples("hello there", 3, max_tokens=80)]
+        assert sum(read) < 3 * (80 + 2 * SLOTS)
         together = ["".join(chunk.text for chunk in chunks if chunk.number == number) for number in range(3)]
     alone = []
     for seed in (7, 8, 9):
@@ -94,6 +100,38 @@ def test_a_stop_string_and_a_turn_after_it(pair: Pair) -> None:
             texts.append([session.generate(word, max_tokens=60, stop=[stop]).text for word in ("hello", "again")])
     assert texts[0] == texts[1]
     assert texts[0][0] == whole[: whole.index(stop)]
+
+
+def test_drafts_of_devices_are_verified_after_the_positions_they_name(pair: Pair) -> None:
+    """Layers that have gone back further than a request asked would read its tokens in the wrong places."""
+    states, tokens = VerifyStates(pair), np.random.default_rng(1).integers(3, 99, 260).tolist()
+    held, fresh = (states.open(capacity=400, key=0) for _ in range(2))
+
+    def rows(used: Held, keep: int, stop: int) -> list[Row]:
+        return states.verified(used, tokens[keep:stop], keep=keep, rows=2, top=3, closing=lambda: None)
+
+    rows(held, 0, 200)
+    assert rows(held, 190, 205) == rows(fresh, 0, 205)
+    with pytest.raises(Lost, match="cannot go on after 60 positions"):
+        rows(held, 60, 180)
+    held.state.close()
+    fresh.state.close()
+
+
+def test_a_device_alone_reads_again_what_its_layers_dropped(pair: Pair) -> None:
+    tokens, found = np.random.default_rng(1).integers(3, 99, 260).tolist(), []
+    for before in (200, 0):  # a text of which 60 tokens are left in the next one, or none
+        lease = pair.shared.budget.reserve("tokens", 0)
+        state = RemoteState(400, lease, pair.target.new_state(400, rows=2))
+        if before:
+            state.tokens, state.rows = tokens[: before - 1], tokens[before - 1 : before]
+            state.read_alone(pair.target, 1)
+            state.keep([0])
+            state.crop(60)
+        state.tokens, state.rows = tokens[:60] + tokens[200:258], tokens[258:]
+        found.append(state.read_alone(pair.target, 2).copy())
+        state.close()
+    assert np.array_equal(*found)
 
 
 def test_commands_run_hybrids(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

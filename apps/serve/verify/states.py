@@ -69,7 +69,7 @@ class VerifyStates:
         self._every.remove(held)
         if not held.state.oldest_crop <= keep <= held.state.length:
             self._every.insert(0, held)  # the first to be closed
-            raise Lost(f"session {id!r} cannot go on after {keep} positions: send all tokens without it")
+            raise _gone(held, keep)
         return held
 
     def add(self, held: Held) -> None:
@@ -94,7 +94,7 @@ class VerifyStates:
         """Read tokens after the first `keep` positions; return the last `rows` of their rows, `top` ids of each.
 
         The models are free for others between two pieces of the tokens, where `closing` may raise. Raises
-        ContextExceeded.
+        ContextExceeded, and Lost if recurrent layers went back further than to `keep`.
         """
         state, turn, target = held.state, self._pair.turn, self._pair.target
         if keep + len(tokens) > state.capacity:
@@ -110,6 +110,8 @@ class VerifyStates:
             return found
 
         turn.run(lambda: state.crop(keep))
+        if state.length != keep:
+            raise _gone(held, keep)
         start = 0
         while len(tokens) - start > PREFILL_CHUNK or (rows == 0 and start < len(tokens)):
             piece = tokens[start : min(start + PREFILL_CHUNK, len(tokens) - rows)]
@@ -118,6 +120,10 @@ class VerifyStates:
             closing()
         rest = tokens[start:]
         return turn.run(lambda: read(rest, range(len(rest) - rows, len(rest)))) if rows else []
+
+
+def _gone(held: Held, keep: int) -> Lost:
+    return Lost(f"session {held.id!r} cannot go on after {keep} positions: send all tokens without it")
 
 
 def _row(row: FloatArray, draw: RowDraw, top: int) -> Row:
