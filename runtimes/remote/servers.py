@@ -1,6 +1,6 @@
 """What each kind of server is asked, and how its reply is read: rows of the likeliest tokens after a token.
 
-A function each. The shapes are those of SGLang 0.5, vLLM 0.11 and llama-server of 2025.
+A function each. The shapes are those that their documents and sources describe; none of these servers was run here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
