@@ -6,7 +6,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import AdapterSpan, LanguageModel, State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan
-from edgedecode.errors import BudgetExceeded
+from edgedecode.errors import BudgetExceeded, CapabilityError
 
 MOST_NODES = 16
 """Largest draft tree, in nodes; each node is one more row of the target's pass."""
@@ -191,7 +191,10 @@ class ModelState:
 
     def _crop(self, length: int) -> None:
         if length >= self._state.length and self._state.pending:
-            self._state.keep(range(length - self._state.length))
+            try:
+                self._state.keep(range(length - self._state.length))
+            except CapabilityError:  # recurrent layers have more rows: an interrupt came before those were kept
+                self._state.crop(self._state.length)
         else:
             self._state.crop(length if length >= self._state.oldest_crop else 0)
         self._agreed = self._state.length

@@ -192,6 +192,7 @@ class Recurrence:
         self._snapshots[self._base] = memory
 
     def _restore(self, length: int) -> int:
+        self._lost = True  # until the end: an interrupt may come in between
         while self._snapshots and next(reversed(self._snapshots)) > length:
             self._free.append(self._snapshots.popitem()[1])
         position = next(reversed(self._snapshots), 0)

@@ -10,6 +10,7 @@ import pytest
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
+from edgedecode.drafters.model_state import ModelState
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.gguf.metadata import Metadata, read_metadata
@@ -341,3 +342,32 @@ def test_an_interrupt_behind_a_pass_is_found_out(model: OnnxModel, width: int, k
     assert state.length == kept
     rest = TOKENS[state.length : 31]
     assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[30:31], plain).logits)
+
+
+def test_an_interrupt_while_going_back_is_found_out(model: OnnxModel) -> None:
+    """The layers have a snapshot's rows, and the state still counts all."""
+    state, plain = read(model, TOKENS[:200], width=20)[0], read(model, TOKENS[:200])[0]
+    memory: Any = state.recurrence
+    values = memory._states
+
+    class Interrupted:
+        def __setitem__(self, key: slice, found: FloatArray) -> None:
+            values[key] = found
+            raise KeyboardInterrupt
+
+    memory._states = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        state.crop(100)
+    memory._states = values
+    state.crop(200)
+    rest = TOKENS[state.length : 201]
+    assert np.array_equal(model.forward(rest, state).logits, model.forward(TOKENS[200:201], plain).logits)
+
+
+def test_an_interrupted_draft_model_reads_another_text(model: OnnxModel) -> None:
+    """Its layers have rows of a text that the next one has not, though none were kept."""
+    drafts, other = ModelState(model, capacity=400), [*TOKENS[:20], *TOKENS[200:230]]
+    drafts.begin(TOKENS[:150])
+    drafts.follow(TOKENS[:150])  # the interrupt comes behind it
+    drafts.begin(other)
+    assert np.array_equal(drafts.catch_up(other).copy(), read(model, other)[1][-1])
