@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
     arguments = _stats_joined(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read by ONNX Runtime when it is imported; nothing leaves here
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")  # torch's 1,024 would take gigabytes in `distil`
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's and torch's own of its kernels
+        os.environ.setdefault(cache, "16")  # by the shape of a batch: 1,024 would take gigabytes in `distil`
     piped_bytes.cache_clear()
     _open_streams()
     if sys.stdout is None:

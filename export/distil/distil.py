@@ -21,7 +21,6 @@ from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.fair_lock import FairLock
 from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import FileEntry, OutsideFile
 from edgedecode.pack.gate import check_pack
@@ -58,9 +57,6 @@ _MOST_HELD_OUT = 64
 """Prompts of given answers."""
 _TIMED = 7
 """Batches by whose median time the number of steps is decided: the first take longer."""
-_TRIMMED = 16
-"""Steps after which the heap gives its gaps back: 160 MB after 12 steps, as the shapes of batches differ. Without it, a
-training of the bundled target's head held 1.5 GB after an hour, where 910 MB were planned."""
 _KINDS: Mapping[str, Callable[[Path, Path | None], Kind]] = {"head": HeadKind, "draft": DraftKind}
 _TEXTS, _LABELS, _TRAINING, _OPTIONS = "texts.jsonl", "labels.bin", "training.pt", "distil.json"
 
@@ -284,8 +280,6 @@ class Distillation:
             try:
                 for _ in training.run():
                     step(1)
-                    if not training.done % _TRIMMED:
-                        release_pages()
                     if monotonic() - last > REPORT_SECONDS and training.done < training.steps:
                         note()
                         last = monotonic()
