@@ -59,8 +59,6 @@ class Bounds:
     """Shorter contexts that the draft model may have, longest first."""
     keeps_drafters: bool = False
     """The user requested a drafter or a draft length."""
-    second: str = ""
-    """The draft model's drafter beside the head's, which is cut first; empty: none."""
     instead: str = ""
     """The drafter in place of the first one where that does not fit; empty: none."""
     may_skip_mmap: bool = False
@@ -153,9 +151,6 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         choice = replace(choice, draft_adapter="")
         yield choice
     may_drop = bool(choice.drafters) and not bounds.keeps_drafters
-    if may_drop and bounds.second:
-        choice = replace(choice, drafters=tuple(name for name in choice.drafters if name != bounds.second))
-        yield choice
     whole = choice
     for positions in bounds.draft_contexts:
         choice = replace(choice, draft_context=positions)

@@ -10,7 +10,6 @@ from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.drafters.source import ADD_DRAFT, DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
-from edgedecode.pack.entries import HEAD
 
 LONGEST_DRAFT = 16
 """Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
@@ -35,8 +34,8 @@ class DraftingFacts:
 
 
 def instead(names: Sequence[str], preferred: Sequence[str]) -> str:
-    """Return the drafter to use where the first of `names` cannot be opened; empty: none, or it is among them."""
-    return "".join(name for name in preferred[1:2] if names[:1] == preferred[:1] and name not in names)
+    """Return the drafter to use where the first of `names` cannot be opened; empty: none."""
+    return preferred[1] if names[:1] == preferred[:1] and len(preferred) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,7 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return (options.drafter,)
     if options.fixed or options.details.rule is Rule.RATIO:
         return ("model",) if "model" in facts.drafts else facts.drafts[:1] or (WITHOUT_MODEL,)
-    lookups = (name for name, source in facts.sources.items() if _is_scheduled(source, facts))
-    second = facts.drafts[1:2] if facts.drafts[:1] == (HEAD,) else ()  # last, as the first that memory is short for
-    return (*facts.drafts[:1], *lookups, *second)
+    return (*facts.drafts[:1], *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
 
 
 def _is_scheduled(source: DrafterSource, facts: DraftingFacts) -> bool:

@@ -34,7 +34,7 @@ from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
-from edgedecode.sessions.draft_models import FULL, preferred_drafters, role_of
+from edgedecode.sessions.draft_models import FULL, preferred_drafters
 from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
@@ -165,8 +165,7 @@ class PackFootprint:
             draft_contexts=self._draft_contexts(wanted) if self._uses_draft(wanted) and not wanted.tree else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
-            second="".join(name for name in wanted.drafters[1:] if name in models),
-            instead=instead(wanted.drafters[:1], self.preferred) if options.drafter is None else "",
+            instead=instead(wanted.drafters, self.preferred) if options.drafter is None else "",
         )
         return wanted, bounds
 
@@ -182,7 +181,8 @@ class PackFootprint:
             *self._adapter(choice.adapter, choice.adapter_scale),
         ]
         sources = [self._source(name) for name in choice.drafters]
-        for draft in self._drafts(choice).values():
+        if self._uses_draft(choice):
+            draft = self._draft(choice)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
             positions = choice.draft_context or min(choice.context, draft.card.context)
@@ -209,14 +209,14 @@ class PackFootprint:
         ]
 
     def _shared(self, choice: Choice) -> list[Holder]:
-        """Return what the first session that uses the draft models loads for all sessions."""
+        """Return what the first session that uses the draft model loads for all sessions."""
+        if not self._uses_draft(choice):
+            return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
-        drafts = self._drafts(choice)
-        found = self._adapter(choice.draft_adapter, choice.adapter_scale) if DRAFT in drafts else []
-        for role, draft in drafts.items():
-            loaded = (*draft.loaded, Holder(f"weights:{role}", draft.loading_nbytes))
-            found += [each for each in loaded if each not in (*target.loaded, *found)]  # they share the engine's code
-        return found
+        draft = self._draft(choice)
+        own = self._adapter(choice.draft_adapter, choice.adapter_scale)
+        loaded = (*draft.loaded, Holder(f"weights:{_role(choice)}", draft.loading_nbytes), *own)
+        return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     def _source(self, name: str) -> DrafterSource:
         return self._sources.get(name) or find_drafter(name)
@@ -264,7 +264,8 @@ class PackFootprint:
         """Return the shorter contexts that the draft model may have: none if it writes tokens itself."""
         if wanted.switches:
             return ()
-        return shorter_windows(min(wanted.context, *(each.card.context for each in self._drafts(wanted).values())))
+        draft = self._draft(wanted)
+        return shorter_windows(min(wanted.context, draft.card.context))
 
     def _gains_without_mmap(self, kv_type: str) -> bool:
         """Return whether weights need less memory when they are read than when they are mapped."""
@@ -274,11 +275,9 @@ class PackFootprint:
             return False
         return total_nbytes(unmapped.loaded) < total_nbytes(self._model("target", kv_type).loaded)
 
-    def _drafts(self, choice: Choice) -> dict[str, ModelFootprint]:
-        """Return the footprints of the draft models that the choice's drafters run, by role."""
-        names = [name for name in choice.drafters if self._source(name).needs_model]
-        roles = [role_of(name) for name in (*names, *((FULL,) if choice.switches else ()))]
-        return {role: self._model(role, choice.kv_type, no_mmap=choice.no_mmap) for role in roles}
+    def _draft(self, choice: Choice) -> ModelFootprint:
+        """Return the footprint of the draft model that the choice's drafters run."""
+        return self._model(_role(choice), choice.kv_type, no_mmap=choice.no_mmap)
 
     def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
         """Return a role's footprint with this KV type; a draft that does not support it uses its default."""
@@ -326,6 +325,11 @@ def _is_drafts(lease_name: str, roles: Sequence[str]) -> bool:
     """Return whether a lease is of a draft model of these roles, its states or its adapters."""
     kind, _, rest = lease_name.partition(":")
     return (DRAFT in roles and rest.startswith(DRAFT_ADAPTER)) if kind == "adapter" else rest in roles
+
+
+def _role(choice: Choice) -> str:
+    """Return the role of the draft model that the choice's drafters run."""
+    return next((name for name in choice.drafters if name in (HEAD, TRIM)), DRAFT)
 
 
 def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:

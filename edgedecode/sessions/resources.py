@@ -266,12 +266,9 @@ class Resources:
         """The draft models that sessions use."""
         return [model for drafting in list(self.draftings) for model in drafting.draft_models]
 
-    def draft_model(self, drafter: str, *, beside: Sequence[LanguageModel] = ()) -> LanguageModel | None:
-        """Return the draft model that a drafter of a session runs. Raises as `DraftModels.for_session`.
-
-        beside: those that the session has already.
-        """
-        return self.drafts.for_session(role_of(drafter), used=[*self.used_drafts, *beside])
+    def draft_model(self, drafter: str) -> LanguageModel | None:
+        """Return the draft model that a drafter of a session runs. Raises as `DraftModels.for_session`."""
+        return self.drafts.for_session(role_of(drafter), used=self.used_drafts)
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the shared source of this name. Raises InputError for an unknown name."""

@@ -18,7 +18,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import EXPECTED, DrafterSource, DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, cause
 from edgedecode.options import SessionOptions
-from edgedecode.pack.entries import DRAFT_ADAPTER, HEAD
+from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.sampling.sampler import Noise
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.sessions.draft_models import FULL
@@ -245,9 +245,8 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
     try:
         source = shared.drafter_source(name)
         if source.needs_model:
-            own = [state.model for state in setting.states.used]  # one draft model at most, and a head
-            alike = [model for model in own if isinstance(model, DraftHead) == (name == HEAD)]
-            setting = replace(setting, draft_model=alike[0] if alike else shared.draft_model(name, beside=own))
+            own = next((state.model for state in setting.states.used), None)  # a session drafts with one model
+            setting = replace(setting, draft_model=own or shared.draft_model(name))
         return _opened(source, name, setting)
     except (BudgetExceeded, CapabilityError) as error:
         shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter

@@ -18,12 +18,10 @@ import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.decoding.model import DraftHead, FeatureState
-from edgedecode.decoding.policy import Plan, RoundCost, Score, Signals
 from edgedecode.errors import CapabilityError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from edgedecode.sessions import session_drafting
 from tests.export.heads.written import TinyHead, write_flat
 from tests.toys import session_options
 
@@ -131,54 +129,11 @@ def test_text_with_a_head_is_plain_text(
 
 def test_a_head_drafts_by_default_and_text_is_plain(pair_of: Callable[[str], Pair]) -> None:
     pair = pair_of("good")
-    assert pair.drafter_names(SessionOptions()) == ("head", "suffix", "trim")
+    assert pair.drafter_names(SessionOptions())[0] == "head"
+    assert "model" not in pair.drafter_names(SessionOptions())
     with pair.session(session_options(seed=7, sampling=GREEDY)) as session:
         assert session.generate(PROMPTS[0], max_tokens=LENGTH).tokens == plain(pair, PROMPTS[0])
         assert session.drafter_name.startswith("head+")
-
-
-class Turns:
-    """A policy that lets two drafters draft in turns, so that each must catch up with the other."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def begin(self, kind: str = "") -> int:
-        return 0
-
-    def plan(self, signals: Signals) -> Plan:
-        self.rounds += 1
-        return Plan(min(3, signals.remaining_tokens - 1), signals.unread[self.rounds % 2][0])
-
-    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None: ...
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_a_head_and_a_draft_model_draft_in_turns_and_text_is_plain(
-    sampling: SamplingOptions, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_drafting, "_scheduler", lambda *given, **more: Turns())
-    pair = pair_of("good")
-    options = session_options(seed=7, sampling=sampling)
-    with pair.session(options) as session, pair.session(replace(options, drafter="none")) as other:
-        assert session.drafter_name == "head+suffix+trim"
-        assert {"weights:trim", "kv:trim", "kv:head"} <= {lease.name for lease in pair.budget.leases}
-        proposed: list[int] = []
-        for prompt in PROMPTS:
-            found = session.generate(prompt, max_tokens=LENGTH)
-            assert found.tokens == other.generate(prompt, max_tokens=LENGTH).tokens
-            proposed += [session.stats.drafters[name].proposed for name in ("head", "trim")]
-        assert min(proposed) > 0
-        assert sum(proposed) > 12, "too few rounds to catch up with each other"
-    assert not {"kv:trim", "kv:head"} & {lease.name for lease in pair.budget.leases if lease.nbytes}
-
-
-def test_a_budget_for_one_keeps_the_head(packs: dict[str, Path]) -> None:
-    whole = edgedecode.plan(packs["good"], memory="8GB", threads=1).memory
-    assert {"weights:head", "kv:head", "weights:trim", "kv:trim"} <= {holder.name for holder in whole.holders}
-    less = edgedecode.plan(packs["good"], memory=whole.nbytes - 1, threads=1).memory
-    assert less.choice.drafters == ("head", "suffix")
-    assert [cut.what for cut in less.cuts] == ["drafts by trim"]
 
 
 def test_turns_and_a_prefix_without_features_are_plain(pair_of: Callable[[str], Pair]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from edgedecode.memory.budget import Holder, total_nbytes
 from edgedecode.memory.planner import Bounds, Choice, MemoryPlan, fit
 
-MODELS = frozenset({"head", "trim", "model", "tree"})
+MODELS = frozenset({"trim", "model", "tree"})
 
 
 def holders(choice: Choice) -> tuple[Holder, ...]:
@@ -20,7 +20,8 @@ def holders(choice: Choice) -> tuple[Holder, ...]:
         Holder("kv", choice.context * 4),
         Holder("logits", 8 * (choice.draft_max + 1) * (2 if choice.tree else 1)),
     ]
-    found += [Holder(name, 400 + (choice.draft_context or choice.context)) for name in MODELS & set(choice.drafters)]
+    if MODELS & set(choice.drafters):
+        found.append(Holder("draft", 400 + (choice.draft_context or choice.context)))
     if "suffix" in choice.drafters:
         found.append(Holder("index", choice.context // 8))
     return tuple(found)
@@ -33,10 +34,7 @@ def nbytes_of(choice: Choice) -> int:
 WANTED = [
     Choice(context=context, drafters=drafters, draft_max=draft_max if drafters else 0, tree=tree and drafters != ())
     for context, drafters, draft_max, tree in product(
-        (64, 512, 600, 2048),
-        ((), ("suffix",), ("model", "suffix"), ("tree",), ("head", "suffix", "trim")),
-        (2, 16),
-        (False, True),
+        (64, 512, 600, 2048), ((), ("suffix",), ("model", "suffix"), ("tree",)), (2, 16), (False, True)
     )
 ]
 
@@ -45,14 +43,7 @@ def bounds_of(wanted: Choice) -> Iterator[Bounds]:
     windows = [()] if wanted.context < 600 or not MODELS & {*wanted.drafters} else [(), (wanted.context // 2, 64)]
     for fixed_context, keeps, read, draft in product((False, True), (False, True), (False, True), windows):
         least = wanted.context if fixed_context else min(512, wanted.context)
-        yield Bounds(
-            models=MODELS,
-            least_context=least,
-            keeps_drafters=keeps,
-            may_skip_mmap=read,
-            draft_contexts=draft,
-            second="trim" if "trim" in wanted.drafters else "",
-        )
+        yield Bounds(models=MODELS, least_context=least, keeps_drafters=keeps, may_skip_mmap=read, draft_contexts=draft)
 
 
 def limits_of(wanted: Choice, bounds: Bounds) -> list[int]:
@@ -193,26 +184,3 @@ def test_plan_cuts_the_trimmed_draft_to_the_full_one_to_none(
     plan = fit(wanted, bounds=bounds, holders=held, limit_nbytes=limit)
     assert (plan.choice.drafters, plan.choice.draft_context) == (drafters, window)
     assert ("model drafts instead" in [cut.effect for cut in plan.cuts]) == (drafters[0] == "model")
-
-
-@pytest.mark.parametrize(
-    ("limit", "drafters", "window"),
-    [
-        (4176, ("head", "suffix", "trim"), 0),
-        (4175, ("head", "suffix"), 0),
-        (2090, ("head", "suffix"), 1024),
-        (1050, ("trim", "suffix"), 1024),
-        (530, ("suffix",), 0),
-    ],
-)
-def test_plan_cuts_the_draft_model_beside_a_head_first(limit: int, drafters: tuple[str, ...], window: int) -> None:
-    nbytes = {"head": 60, "trim": 20}
-
-    def held(choice: Choice) -> list[Holder]:
-        models = [name for name in choice.drafters if name in nbytes]
-        return [Holder(name, nbytes[name] + (choice.draft_context or choice.context)) for name in models]
-
-    wanted = Choice(context=2048, drafters=("head", "suffix", "trim"), draft_max=16)
-    bounds = Bounds(models=frozenset(nbytes), draft_contexts=(1024,), second="trim", instead="trim")
-    plan = fit(wanted, bounds=bounds, holders=held, limit_nbytes=limit)
-    assert (plan.choice.drafters, plan.choice.draft_context) == (drafters, window)
