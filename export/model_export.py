@@ -80,13 +80,13 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         if job.gguf is not None and not job.gguf.planned:
             check_gguf_network(job.source, network)
         windows = find_windows(network, context=job.context)
-    if job.source.shape.architecture in HYBRIDS:
+        hybrid = job.source.shape.architecture in HYBRIDS
+        drawing = None if hybrid else _drawing(job, network, windows=windows)
+    if drawing is None:
         return _file_only(job, network, checkpoint, pack=pack, stages=stages)
-    with stages.stage(f"{job.role}: graph"):
-        drawing = _drawing(job, network, windows=windows)
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-        entry = replace(entry, notes=(*entry.notes, *_left_out(checkpoint)))
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+    entry = replace(entry, notes=(*entry.notes, *_left_out(checkpoint)))
     reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
     work = _ModelSteps(job, pack, checkpoint, stages, drawing)
     work = _written(work, entry, reference, steps, windows=windows)
