@@ -127,6 +127,7 @@ def test_a_head_is_trained_that_guesses_what_a_new_one_does_not(
     assert not any(path.name == "target.gguf" for path in out.iterdir())
 
 
+@pytest.mark.serial
 def test_minutes_take_no_more_disk_than_planned(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first texts are written together: the time of one alone says nothing of how many there will be."""
     planned, out = list[DistilPlan](), tmp_path / "head"
@@ -136,7 +137,7 @@ def test_minutes_take_no_more_disk_than_planned(pack: Path, tmp_path: Path, monk
     (plan,) = planned
     size = Manifest.load(pack).vocabulary_size
     written = sum(len(text.answer) for text in read_texts(out / "texts.jsonl", vocabulary_size=size))
-    assert written > plan.tokens / 400  # a machine that became busy writes less than was planned
+    assert written > plan.tokens / 20
     assert sum(path.stat().st_size for path in out.iterdir()) <= plan.disk_nbytes
 
 
