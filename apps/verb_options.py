@@ -112,8 +112,7 @@ def add_target_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--target-kind",
         choices=TARGET_KINDS,
-        default=TARGET_KINDS[0],
-        help="kind of server (default: %(default)s, run with `serve --verify-drafts`)",
+        help=f"kind of server (default: {TARGET_KINDS[0]}, run with `serve --verify-drafts`)",
     )
     group.add_argument("--target-model", default="", metavar="NAME", help="the model's name there")
     group.add_argument("--target-key-env", default="", metavar="VARIABLE", help="environment variable with its key")
@@ -128,7 +127,7 @@ def target_server(arguments: Namespace) -> "TargetServer | None":
     """Return the server of the target; None: it is on this device. Raises InputError for options without one."""
     url: str | None = getattr(arguments, "target_url", None)
     if url is None:
-        for name in ("target_model", "target_key_env", "offline"):
+        for name in ("target_kind", "target_model", "target_key_env", "offline"):
             if getattr(arguments, name, None):
                 raise InputError(f"--{name.replace('_', '-')} needs --target-url: the server that it is about")
         return None
@@ -136,7 +135,7 @@ def target_server(arguments: Namespace) -> "TargetServer | None":
 
     return TargetServer(
         url,
-        kind=arguments.target_kind,
+        kind=arguments.target_kind or TARGET_KINDS[0],
         model=arguments.target_model,
         key_variable=arguments.target_key_env,
         offline=arguments.offline is not None,

@@ -145,7 +145,7 @@ class ModelCard:
     threads: int | None = None
     """Threads the engine uses for it; None: the engine does not report them."""
     top_rows: int = 0
-    """A row has logits of at most so many of the likeliest tokens, and -inf for all others; 0: it has all."""
+    """How many of a row's logits are known, those of the likeliest tokens; all others are -inf. 0: all are known."""
     widths: tuple[int, ...] = ()
     """Ascending widths of passes that give every row logits; a pass is padded to the next one, and more rows take
     several passes. Empty: a pass has any number of rows."""

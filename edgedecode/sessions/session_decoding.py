@@ -48,7 +48,7 @@ class SessionDecoding:
             shared.drafter_source(options.drafter)
         self._noise, self._draft_noise = Noise(seed), Noise(seed, stream=1)
         self.ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
-        self._constraint: Constraint | None = None  # of the running answer, as the next
+        self._constraint: Constraint | None = None  # of the running answer
         self._expected: Drafter | None = None
         self._top_state: TopState | None = None
         self.row_draw, self.rows = shared.row_draw(), most_rows(options, choice)

@@ -48,7 +48,7 @@ _OTHERS = {
 
 
 def has_mtp(names: Collection[str], layers: int) -> bool:
-    """Return whether a model of so many layers has further ones that draft."""
+    """Return whether a checkpoint has MTP tensors, given its model's number of layers."""
     signs = ("nextn.", "eh_proj")
     return any(_OWN.match(name) or any(each in name for each in signs) for name in names if _inside(name, layers))
 

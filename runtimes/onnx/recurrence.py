@@ -32,8 +32,8 @@ _EVERY, _LARGE = 64, 16
 """A snapshot is taken before a pass if the states have moved on by this many rows since the last one, or before a pass
 of that many, which is a new message's."""
 _POSITION_NBYTES, _LONG, _FEWEST, _MOST = 1 << 16, 1024, 2, 8
-"""Snapshots take so many bytes for each position up to 1,024, from which on there are two at least: few positions are
-soon read again, and where there is room for few only, memory is short."""
+"""A short context allows this many bytes of snapshots per position, and from 1,024 positions on there are at least two:
+rereading a short text costs little."""
 _FLOAT_NBYTES = 4
 
 
@@ -146,7 +146,7 @@ class Recurrence:
         self._running = False
 
     def check_kept(self, count: int) -> None:
-        """Raise CapabilityError unless so many kept rows are at least those that the states have."""
+        """Raise CapabilityError if `count` kept rows are fewer than the states have already applied."""
         if count < self._before:
             raise CapabilityError(
                 f"{self._before} of the pending rows must be kept, and {count} are: roll back instead"

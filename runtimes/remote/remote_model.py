@@ -14,6 +14,16 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.user_notices import notice
 
+from ..row_state import (
+    check_capacity,
+    check_chain,
+    check_crop,
+    check_kept,
+    check_room,
+    check_tokens,
+    continues,
+    wanted_rows,
+)
 from .connection import Connection, TargetFailed
 from .servers import SEEDED, Asked, Kind, Rows, rows_of
 from .token_stream import TokenStream
@@ -59,15 +69,14 @@ class RemoteState:
         return self._lease.nbytes + (0 if self.own is None else self.own.nbytes)
 
     def keep(self, path: Sequence[int]) -> None:
-        if list(path) != list(range(len(path))) or len(path) > len(self.rows):
-            raise ValueError(f"{list(path)} is not the beginning of {len(self.rows)} pending rows, a chain")
+        check_kept(path, pending=len(self.rows))
+        check_chain(path)
         self.tokens += self.rows[: len(path)]
         self.crop(len(self.tokens), begins=False)
 
     def crop(self, length: int, *, begins: bool = True) -> None:
         """Drop every pending row, then roll back. An answer begins with that, and asks the server again."""
-        if not 0 <= length <= len(self.tokens):
-            raise CapabilityError(f"cannot crop {len(self.tokens)} positions to {length}")
+        check_crop(length, settled=len(self.tokens))
         self.rows.clear()
         del self.tokens[length:]
         self.agreed, self._own_agreed = min(self.agreed, length), min(self._own_agreed, length)
@@ -134,8 +143,7 @@ class RemoteModel:
         self._silent_until = 0.0
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> RemoteState:
-        if capacity > self.card.context:
-            raise CapabilityError(f"a state of {capacity} positions: this model allows {self.card.context}")
+        check_capacity(capacity, self.card)
         nbytes = _TOKEN_NBYTES * capacity
         if rows > len(self._buffer):
             nbytes += 4 * self.card.rows * (rows - len(self._buffer))
@@ -163,20 +171,18 @@ class RemoteModel:
         Raises CapabilityError for trees and adapters, TargetFailed.
         """
         assert isinstance(state, RemoteState)
-        if adapter is not None or parents not in (None, [*range(state.pending - 1, state.pending + len(tokens) - 1)]):
-            raise CapabilityError("a target on a server reads chains, without adapters")
-        if state.length + state.pending + len(tokens) > state.capacity:
-            raise CapabilityError(f"the state is full: it has {state.capacity} positions")
+        count = len(tokens)
+        if adapter is not None or (parents is not None and not continues(parents, count=count, after=state.pending)):
+            raise CapabilityError("a target on a server reads chains without adapters: leave out trees and --adapter")
+        check_tokens(tokens, self.card)
+        check_room(count, used=state.length + state.pending, capacity=state.capacity)
+        asked = wanted_rows(rows, count=count)
         state.rows += tokens
-        wanted = {"none": [], "last": [len(tokens) - 1], "all": [*range(len(tokens))]}
-        asked = wanted[rows] if isinstance(rows, str) else list(rows)
-        if not asked:
+        if not len(asked):
             return Output(self._buffer[:0])
-        count = len(tokens) - min(asked)
-        logits = self._rows(state, count)
-        return Output(
-            logits if asked == [*range(min(asked), len(tokens))] else logits[[each - min(asked) for each in asked]]
-        )
+        first = min(asked)
+        logits, places = self._rows(state, count - first), [each - first for each in asked]
+        return Output(logits if places == [*range(count - first)] else logits[places])
 
     def close(self) -> None:
         self.connection.close()

@@ -11,11 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode import Pair
+import edgedecode
+from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.arrays import FloatArray
+from edgedecode.engines.target_server import TargetServer
+from edgedecode.open_pack import LoadOptions
+from tests.apps.serving import STORY
 
+GREEDY = SamplingOptions(temperature=0.0)
+VERIFY = "/v1/verify"
 Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
 """(path, body) → the status and the reply: JSON, or bytes as they are."""
+
+
+def remote(url: str | int, **options: Any) -> Pair:
+    """Open the bundled pack, whose model drafts, with its target on a server."""
+    address = f"http://127.0.0.1:{url}" if isinstance(url, int) else url
+    return edgedecode.load(options=LoadOptions(server=TargetServer(address, **options)))
+
+
+def text_of(pair: Pair, prompt: str = STORY, *, most: int = 32, **options: Any) -> str:
+    with pair.session(SessionOptions(**{"seed": 3, "sampling": GREEDY, **options})) as session:
+        return session.generate(prompt, max_tokens=most).text
 
 
 @contextmanager
@@ -74,7 +91,7 @@ def forwarded(port: int, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
 
 
 def delayed(port: int, seconds: float) -> Answer:
-    """Return a server's answers, each so many seconds later."""
+    """Return a server's answers, each delayed."""
 
     def answer(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         sleep(seconds)

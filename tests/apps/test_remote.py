@@ -1,10 +1,5 @@
 """A target on a server: the device drafts, and the text is the server's own, whatever happens on the way."""
 
-import ssl
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,35 +9,14 @@ from tests.apps.serving import text_of as text_of_reply
 
 # isort: split
 import edgedecode
-from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
+from edgedecode import CapabilityError, EdgeDecodeError, Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
-from edgedecode.apps.serve.guards import Limits
 from edgedecode.cli import main
-from edgedecode.engines.target_server import TargetServer
-from edgedecode.errors import IncompatiblePair
-from edgedecode.open_pack import LoadOptions
-from tests.apps.middle import Others, answering, forwarded
+from tests.apps.middle import GREEDY, VERIFY, Others, answering, forwarded, remote, text_of
 
-GREEDY, WARM = SamplingOptions(temperature=0.0), SamplingOptions(temperature=0.9, top_k=40, top_p=0.9)
+WARM = SamplingOptions(temperature=0.9, top_k=40, top_p=0.9)
 TEXTS = [prompt.turns[-1] for prompt in bundled_prompts()[::24]]
-VERIFY = "/v1/verify"
-
-
-@pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[Running]:
-    with Running(pair, verifies=True) as running:
-        yield running
-
-
-def remote(url: str | int, **options: Any) -> Pair:
-    """Open the bundled pack, whose model drafts, with its target on a server."""
-    address = f"http://127.0.0.1:{url}" if isinstance(url, int) else url
-    return edgedecode.load(options=LoadOptions(server=TargetServer(address, **options)))
-
-
-def text_of(pair: Pair, prompt: str = STORY, *, most: int = 32, **options: Any) -> str:
-    with pair.session(SessionOptions(**{"seed": 3, "sampling": GREEDY, **options})) as session:
-        return session.generate(prompt, max_tokens=most).text
+SERVER = {"verifies": True}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -222,151 +196,6 @@ def test_a_device_without_network_begins_alone(pair: Pair) -> None:
         assert text_of(device) == text_of(pair, drafter="none")
 
 
-GARBAGE = [
-    (b"<html>", "no JSON object"),
-    (b"[]", "no JSON object"),
-    ({}, "does not answer as such a server does"),
-    ({"session": "a", "model": "demo", "ids": [[5]], "gaps": []}, "does not answer as"),
-    ({"session": "a", "model": "demo", "ids": [], "gaps": []}, "0 rows for 1"),
-    ({"session": "a", "model": "demo", "ids": [[1 << 40]], "gaps": [[]]}, "tokens that the vocabulary lacks"),
-    ({"session": "a", "model": "demo", "ids": [[-5]], "gaps": [[]]}, "tokens that the vocabulary lacks"),
-    ({"session": "a", "model": "demo", "ids": [[]], "gaps": [[]]}, "does not answer as"),
-    ({"session": "a", "model": "demo", "ids": [[5, 6]], "gaps": [["x"]]}, "does not answer as"),
-    (b'{"session":"a","model":"demo","ids":[[5,6]],"gaps":[[NaN]]}', "does not answer as"),
-]
-
-
-@pytest.mark.parametrize(("reply", "said"), GARBAGE)
-def test_garbage_is_told(reply: Any, said: str, server: Running) -> None:
-    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return (200, reply) if path == VERIFY else forwarded(server.port, path, body)
-
-    with answering(answer) as url, remote(url) as device, pytest.raises(EdgeDecodeError, match=said):
-        text_of(device, draft_max=1)
-
-
-def test_a_slow_server_is_waited_for_as_long_as_allowed(server: Running) -> None:
-    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        if path == VERIFY:
-            sleep(3.0)
-        return forwarded(server.port, path, body)
-
-    with answering(answer) as url, remote(url, seconds=0.5) as device:
-        began = monotonic()
-        with pytest.raises(EdgeDecodeError, match=r"did not answer within 0\.5 s"):
-            text_of(device, draft_max=1)
-        assert monotonic() - began < 2.5
-
-
-def test_another_model_in_mid_answer_is_refused(server: Running) -> None:
-    count = [0]
-
-    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        status, reply = forwarded(server.port, path, body)
-        count[0] += path == VERIFY
-        return status, reply.replace(b'"demo"', b'"other"') if count[0] > 3 else reply
-
-    with answering(answer) as url, remote(url) as device, pytest.raises(EdgeDecodeError, match="answers with 'other'"):
-        text_of(device, draft_max=1)
-
-
-def test_another_tokenizer_is_refused(server: Running) -> None:
-    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return (200, {"tokens": [5, 6, 7]}) if path == "/tokenize" else forwarded(server.port, path, body)
-
-    with answering(answer) as url, pytest.raises(IncompatiblePair, match="another tokenizer than the device's"):
-        remote(url)
-
-
-def test_redirects_are_not_followed() -> None:
-    asked: list[str] = []
-    with (
-        answering(lambda path, body: (asked.append(path), (200, {}))[1]) as other,
-        answering(lambda path, body: (307, b""), location=other) as url,
-        pytest.raises(EdgeDecodeError, match=f"redirects to {other}, which is not followed"),
-    ):
-        remote(url, offline=True)
-    assert not asked
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("http://user:secret@host:8000", "a key belongs into an environment variable"),
-        ("http://host:8000/?key=secret", "a key belongs into an environment variable"),
-        ("http://host:8000/#secret", "a key belongs into an environment variable"),
-        *((url, "is no address") for url in ("host:8000", "ftp://host", "http://", "http://host:99999", "")),
-    ],
-)
-def test_addresses_are_checked(url: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as raised:
-        remote(url)
-    assert "secret" not in str(raised.value)
-
-
-def test_a_key_comes_from_a_variable(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = "a-key-of-the-tests"
-    with Running(pair, Limits(key=key), verifies=True) as running:
-        with pytest.raises(EdgeDecodeError, match="401"):
-            remote(running.port)
-        monkeypatch.delenv("KEY_OF_TARGET", raising=False)
-        with pytest.raises(InputError, match="the environment variable KEY_OF_TARGET holds no key"):
-            remote(running.port, key_variable="KEY_OF_TARGET")
-        monkeypatch.setenv("KEY_OF_TARGET", key)
-        with remote(running.port, key_variable="KEY_OF_TARGET") as device:
-            assert text_of(device) == text_of(pair, drafter="none")
-
-
-def test_a_certificate_of_nobody_is_refused(tmp_path: Path) -> None:
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    try:
-        subprocess.run(
-            [*words, "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl makes the certificate")
-    import socket
-    import threading
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def accept() -> None:
-        opened, _ = listening.accept()
-        with opened, pytest.raises(ssl.SSLError):
-            context.wrap_socket(opened, server_side=True)
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    with pytest.raises(EdgeDecodeError, match=r"the certificate of .* is not valid: self-signed"):
-        remote(f"https://127.0.0.1:{listening.getsockname()[1]}")
-    thread.join()
-    listening.close()
-
-
-@pytest.mark.parametrize(
-    ("sampling", "said"),
-    [
-        (SamplingOptions(temperature=0.9), "sampling without top-k of 1 to 64"),
-        (SamplingOptions(temperature=0.9, top_k=65), "sampling without top-k of 1 to 64"),
-        (SamplingOptions(temperature=0.9, top_k=9, top_n_sigma=1.0), "top-n-sigma"),
-        (SamplingOptions(repetition_penalty=1.1), "a penalty or a bias"),
-    ],
-)
-def test_what_needs_all_tokens_is_refused(sampling: SamplingOptions, said: str, server: Running) -> None:
-    with remote(server.port) as device:
-        with pytest.raises(CapabilityError, match=f"{said}.*needs the whole distribution"):
-            device.session(SessionOptions(sampling=sampling))
-        with device.session(SessionOptions(sampling=GREEDY)) as session:
-            with pytest.raises(CapabilityError, match="a log probability needs the whole"):
-                session.generate("a", top_logprobs=1)
-            with pytest.raises(CapabilityError, match="a constraint needs the whole"):
-                session.generate("a", constraint=edgedecode.TokenSet([5]))
-            with pytest.raises(CapabilityError, match="a score needs the whole"):
-                session.score("a b")
-
-
 @pytest.mark.parametrize("kind", ["sglang", "vllm", "llama-server"])
 def test_other_servers_are_asked_in_their_way(kind: str, pair: Pair) -> None:
     others = Others(pair)
@@ -394,8 +223,8 @@ def test_the_options_of_the_command_line(server: Running, pair: Pair, capsys: py
     out, err = capsys.readouterr()
     assert out.strip() == text_of(pair, most=12, drafter="none").strip()
     assert "the text leaves this device: 127.0.0.1" in err
-    for more in (["--offline", "draft"], ["--target-model", "demo"], ["--target-key-env", "KEY"]):
-        assert main([*words, *more]) == 1
+    for more in ("--offline draft", "--target-kind vllm", "--target-model demo", "--target-key-env KEY"):
+        assert main([*words, *more.split()]) == 1
         assert "needs --target-url" in capsys.readouterr().err
     assert main([*words, "--target-url", "http://a:b@host"]) == 1
     assert main([*words, "--target-url", "http://127.0.0.1:9", "--draft-on", "llama"]) == 1

@@ -115,7 +115,7 @@ def test_clients_stream_while_a_model_is_loaded(server: Several) -> None:
 
 @pytest.mark.parametrize("ticks", range(12))
 def test_a_client_that_leaves_at_the_end_gives_its_model_back(ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves so many steps of the event loop after the last part was made: while the model is given back."""
+    """The client leaves a number of steps of the event loop after the last part, while the model is given back."""
     monkeypatch.setattr(answering, "_QUIET_SECONDS", 0.01)
     readers, given_back = Readers(seconds=60.0), list[int]()
     models = Mock(loaded=[], progress=lambda name: "", waits=lambda name: False)

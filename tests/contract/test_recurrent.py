@@ -274,7 +274,7 @@ def test_a_failed_prompt_leaves_a_state_that_goes_back(model: OnnxModel) -> None
 
 
 def test_a_long_text_goes_back_a_little_further_only(model: OnnxModel) -> None:
-    """Snapshots lie closer together at its end, where changes are likely. Where all are gone, it begins anew."""
+    """Snapshots are denser near the end of the text, where edits are likely. Without any, the text is read from 0."""
     state, _ = read(model, TOKENS[:390], width=1)
     for length in (380, 300, 150):
         state.crop(length)

@@ -4,7 +4,7 @@ Matrices are not part of the graph: a product names the tensors it reads (see `G
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -78,6 +78,9 @@ def check_tensors(metadata: Metadata, weights: GgufWeights) -> None:
 @dataclass(slots=True)
 class Network(RecurrentLayers):
     """The whole graph. Methods append nodes, and return the names of their results."""
+
+    temperature: str = field(default="", init=False)
+    """By what the queries of each row are multiplied, in all layers; empty: by nothing so far."""
 
     def begin(self) -> None:
         """Write everything before the nodes."""
@@ -247,9 +250,10 @@ class Network(RecurrentLayers):
             self._initializer(sizes, np.array([facts.queries, facts.keys, facts.keys], np.int64))
             made = [f"{joined}.{each}" for each in "qkv"]
             self.file.nodes.append(Node("Split", "", split, [joined, sizes], made, {"axis": -1}))
-        table = self._initializer("temperatures", factors[:, None])
-        factor = self._node("Gather", [table, "position_ids"], {"axis": 0})
-        return [self._node("Mul", [made[0], factor]), *made[1:]]
+        if not self.temperature:  # the same in all layers
+            table = self._initializer("temperatures", factors[:, None])
+            self.temperature = self._node("Gather", [table, "position_ids"], {"axis": 0})
+        return [self._node("Mul", [made[0], self.temperature]), *made[1:]]
 
     def _head_norm(self, x: str, weight: str, *, size: int) -> str:
         heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])

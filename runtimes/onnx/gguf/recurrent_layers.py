@@ -16,7 +16,7 @@ from .weights import Piece
 _DELTA_MATRICES = ("attn_qkv", "ssm_alpha", "attn_gate", "ssm_beta")
 
 _TILE, _MOST_TAPS = 16, 64
-"""What `ShortConvolution` takes: channels in multiples of this, and so many rows."""
+"""Limits of `ShortConvolution`: channels are a multiple of the first, and a kernel has at most the second of rows."""
 
 
 @dataclass(slots=True)
