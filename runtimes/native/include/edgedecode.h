@@ -1,0 +1,104 @@
+/* edgedecode in an app: open a packaged model, decode with verified drafts within a memory budget.
+ *
+ * Strings are UTF-8. Functions that can fail return null or a negative number and leave one sentence in
+ * `edgedecode_last_error`, the one that the command line would print. No exception leaves the library.
+ * A pack and its sessions may be used from any threads; calls on one session wait for each other, except
+ * `edgedecode_cancel`. `edgedecode package PACK --native` writes the folder that `edgedecode_open` reads.
+ */
+#ifndef EDGEDECODE_H
+#define EDGEDECODE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define EDGEDECODE_API __declspec(dllexport)
+#else
+#define EDGEDECODE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct edgedecode_pack edgedecode_pack;
+typedef struct edgedecode_session edgedecode_session;
+
+/* What a call returns besides a count of tokens or bytes. */
+enum {
+  EDGEDECODE_CANCELLED = -1,
+  EDGEDECODE_BAD_INPUT = -2,    /* a request or an option, the command line's exit code 2 */
+  EDGEDECODE_FAILED = -3,       /* a damaged pack, an engine's error */
+  EDGEDECODE_OVER_BUDGET = -4,  /* nothing was allocated */
+};
+
+/* The version of library and pack format, for example "0.1.0". */
+EDGEDECODE_API const char* edgedecode_version(void);
+
+/* The sentence of the calling thread's last failure; "" before any. Valid until its next call. */
+EDGEDECODE_API const char* edgedecode_last_error(void);
+
+/* Frees a string that this library returned as `char*`. */
+EDGEDECODE_API void edgedecode_free(char* text);
+
+/* How much memory opening would take, by holder, as JSON: {"total": bytes, "holders": {...}}. Allocates nothing.
+ * options: see `edgedecode_open`. The caller frees the result. */
+EDGEDECODE_API char* edgedecode_plan(const char* folder, const char* options);
+
+/* Opens a folder. options (JSON, or null): "engine" (ONNX Runtime's library, by default libonnxruntime.so), "memory"
+ * (bytes; by default three quarters of what is available), "context" (positions; by default what fits),
+ * "threads", "drafts" (true). A budget that is too small takes the context first, then the drafts. */
+EDGEDECODE_API edgedecode_pack* edgedecode_open(const char* folder, const char* options);
+
+/* Closes a pack. Running answers are cancelled, open sessions are closed; their handles stay valid to close. */
+EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
+
+/* Facts of an open pack as JSON: name, context, models, drafters, memory by holder, threads. The caller frees it. */
+EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
+
+/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "adapter" (name),
+ * "drafter" (as `generate --drafter`), and every sampling option of the command line by its name in the HTTP API. */
+EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
+
+EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
+
+/* Takes a piece of an answer, complete characters, not terminated. Another value than 0 ends the answer there. */
+typedef int (*edgedecode_on_text)(void* user, const char* text, size_t size);
+
+/* Answers. request (JSON): "message" (text of the user's turn), or "prompt" (text without a template), or "tokens"
+ * (ids); "max_tokens", "stop", "seed" and sampling options for this answer. Returns the number of tokens, or a
+ * negative number. A cancelled answer keeps what was written. */
+EDGEDECODE_API int32_t edgedecode_generate(edgedecode_session* session, const char* request, edgedecode_on_text on_text,
+                                           void* user);
+
+/* Ends the running answer, or the next one if none has begun, after its round; from any thread. */
+EDGEDECODE_API void edgedecode_cancel(edgedecode_session* session);
+
+/* The last answer's counts, ids and times as JSON, as `generate --json` has them. The caller frees it. */
+EDGEDECODE_API char* edgedecode_stats(edgedecode_session* session);
+
+/* Forgets the conversation, except for its first `turns` turns. Returns 0, or a negative number. */
+EDGEDECODE_API int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns);
+
+/* Gives memory back: 0 nothing, 1 what drafts hold, 2 also contexts beyond what conversations use. The text of
+ * running and later answers stays the same. Returns the bytes given back. Android: `onTrimMemory`. */
+EDGEDECODE_API int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level);
+
+/* Restricts an answer, for example with llguidance's C interface. `mask`: writes the allowed ids as bits, `words`
+ * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `forced`: writes
+ * up to `most` ids that must follow, returns how many. All are called from the thread of `edgedecode_generate`. */
+typedef struct edgedecode_constraint {
+  void* user;
+  int (*mask)(void* user, uint32_t* bits, size_t words);
+  int (*commit)(void* user, int32_t token);
+  int (*rollback)(void* user, int32_t tokens);
+  int32_t (*forced)(void* user, int32_t* ids, int32_t most);
+} edgedecode_constraint;
+
+/* Takes effect with the next answer; null ends it. The struct is copied. */
+EDGEDECODE_API int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+// A loaded model and its KV states, as in edgedecode/decoding/model.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace edgedecode {
+
+using Ids = std::vector<int32_t>;
+
+struct ModelCard {
+  std::string name;
+  int rows = 0;             // width of the logits, padding included
+  int vocabulary_size = 0;  // ids of the tokenizer; logits from there on are padding, never sampled
+  int context = 0;          // most positions of a state
+  int tree_rows = 0;        // most pending rows where they branch; 0: as many as a state has
+  int hidden = 0;           // hidden size
+  std::vector<int64_t> token_ids;  // row -> id of a trimmed vocabulary, ascending; empty: a row is its id
+};
+
+// Logits of the rows asked for, [count, width]: a view, valid until the model's next pass.
+struct Rows {
+  const float* data = nullptr;
+  int count = 0, width = 0;
+  const float* operator[](int row) const { return data + static_cast<int64_t>(row) * width; }
+};
+
+// The KV state of one sequence: `length` settled positions, then `pending` rows, a chain or a tree.
+class State {
+ public:
+  virtual ~State() = default;
+  virtual int length() const = 0;
+  virtual int pending() const = 0;
+  virtual int capacity() const = 0;
+  virtual int oldest_crop() const { return 0; }
+  // Settles these pending rows, root first, and drops the other pending ones.
+  virtual void keep(const std::vector<int>& path) = 0;
+  // Drops pending rows, then rolls back to `length` or, with recurrent layers, further.
+  virtual void crop(int length) = 0;
+};
+
+// One pass at a time; any number of states.
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+  virtual const ModelCard& card() const = 0;
+  // rows: the most logits rows of one pass. tree: whether pending rows may branch. Throws budget_exceeded.
+  virtual std::unique_ptr<State> new_state(int capacity, int rows, bool tree) = 0;
+  // Appends tokens as pending rows, returns the logits of `rows` (indices into tokens, ascending).
+  // parents: for each token -1 (the last settled position) or a pending row; null: each continues the row before.
+  virtual Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
+                       const std::vector<int>& rows) = 0;
+};
+
+// What some layers of a target read at a state's last positions, [positions, layers * hidden].
+class FeatureState {
+ public:
+  virtual ~FeatureState() = default;
+  virtual int oldest() const = 0;  // first position that is kept
+  virtual void rows(int start, int stop, float* out) const = 0;
+};
+
+// A drafting head: one layer that reads what the target computed (EAGLE-3, 2503.01840).
+class DraftHead : public LanguageModel {
+ public:
+  // Each row reads a position's features or the row before's output, exactly one of both given, and the next token.
+  // Returns the last row's logits; `out` takes its output, [hidden].
+  virtual Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) = 0;
+};
+
+}  // namespace edgedecode

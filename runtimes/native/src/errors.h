@@ -1,0 +1,23 @@
+// Errors inside the library: a sentence as the command line prints it, and what the C interface returns for it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "../include/edgedecode.h"
+
+namespace edgedecode {
+
+class Error : public std::runtime_error {
+ public:
+  Error(int code, const std::string& sentence) : std::runtime_error(sentence), code(code) {}
+  const int code;
+};
+
+// The names of edgedecode/errors.py.
+inline Error input_error(const std::string& sentence) { return {EDGEDECODE_BAD_INPUT, sentence}; }
+inline Error manifest_error(const std::string& sentence) { return {EDGEDECODE_FAILED, sentence}; }
+inline Error capability_error(const std::string& sentence) { return {EDGEDECODE_FAILED, sentence}; }
+inline Error budget_exceeded(const std::string& sentence) { return {EDGEDECODE_OVER_BUDGET, sentence}; }
+
+}  // namespace edgedecode
