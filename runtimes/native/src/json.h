@@ -1,4 +1,4 @@
-// JSON as the library reads and writes it: small documents, checked for depth, size and encoding.
+// JSON as the library reads and writes it: strict (RFC 8259), with limits of depth and encoding checked.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Json {
 
   Json() = default;
   Json(bool value) : kind_(Kind::kBool), number_(value) {}
-  Json(int value) : kind_(Kind::kNumber), number_(value), integer_(true) {}
+  Json(int value) : Json(static_cast<int64_t>(value)) {}
   Json(int64_t value);
   Json(uint64_t value);
   Json(double value) : kind_(Kind::kNumber), number_(value) {}
@@ -50,7 +50,7 @@ class Json {
  private:
   Kind kind_ = Kind::kNull;
   double number_ = 0;
-  bool integer_ = false;
+  bool integer_ = false;    // of kNumber: written without a fraction, and fits 64 bits
   uint64_t magnitude_ = 0;  // of an integer, with its sign in number_
   std::string text_;
   Array array_;
