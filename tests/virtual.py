@@ -36,7 +36,8 @@ def always(place: int) -> bool:
 class Machine:
     """Costs in units of a pass without a draft.
 
-    row: each further row. draft: a drafted token. read: a token prefilled by the draft model. host: the host overhead
+    row: each further row. draft: a drafted token; the first costs `again` more, of a head that reads again what was
+    accepted. read: a token prefilled by the draft model. host: the host overhead
     of a round. asking: the additional overhead of asking drafters. jitter: the relative standard deviation of a pass's
     time. spikes: the share of passes that take three times as long. widths: passes of fixed widths, ascending, each
     with its cost; empty: any width.
@@ -44,6 +45,7 @@ class Machine:
 
     row: float = 0.35
     draft: float = 0.15
+    again: float = 0.0
     read: float = 0.05
     host: float = 0.005
     asking: float = 0.01
@@ -116,6 +118,29 @@ class Scripted:
     def close(self) -> None: ...
 
 
+class ScriptedHead(Scripted):
+    """One that reads again what was accepted, and stops where its plan says.
+
+    It knows of no token more than the share of its tokens that are right.
+    """
+
+    right = 1.0
+
+    def unread(self, context: Sequence[int]) -> int:
+        return len(context) - self._read
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        place, limit = len(context), min(limit, 16)
+        length = next((count for count in range(limit) if self.right ** (count + 1) < plan.floor), limit)
+        steps, machine = min(length + 1, limit), self._clock._machine  # the token that it drops has been computed
+        self._clock.spend(machine.again + max(0, self.unread(context) - 2) * machine.read + steps * self._step)
+        self._read = place
+        tokens = tuple(place + index if self._accepts(place + index) else -1 for index in range(length))
+        return Draft(tokens, source=self.name)
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None: ...
+
+
 @dataclass
 class Simulation:
     """The record of a simulation: its cost in passes without a draft, every plan and every round's acceptance."""
@@ -166,17 +191,18 @@ def simulate(
     seed: int = 0,
     pace: float = 1.0,
     kind: str = "",
+    model_kind: type[Scripted] = Scripted,
 ) -> Simulation:
     """Simulate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
     free, model: whether the drafter is right at a position; None: that drafter does not exist. seed: of the machine's
-    noise. pace: a factor of all times. kind: of the answer.
+    noise. pace: a factor of all times. kind: of the answer. model_kind: the class of the drafter with a model.
     """
     machine, result = machine or Machine(), Simulation()
     clock = Clock(machine, seed, pace)
     drafters: list[Drafter] = [] if free is None else [Scripted("free", free, clock, match=match)]
     if model is not None:
-        drafters.append(Scripted("model", model, clock, step=machine.draft))
+        drafters.append(model_kind("model", model, clock, step=machine.draft))
     chooses = not isinstance(policy, FixedLength)
     recorded = _Recorded(policy, result)
     drafting = None

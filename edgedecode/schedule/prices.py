@@ -8,6 +8,9 @@ from .cost_model import CostModel
 from .cost_table import WIDEST, CostTable
 from .draft_cost import GUESS
 
+KNEE = 1.5
+"""A row that costs so many times the mean of those before it is dearer for the kernels' tiles, not by noise."""
+
 
 def step_seconds(costs: CostModel, context_tokens: int) -> float | None:
     """Return the seconds per token of plain decoding, with host overhead; None while unknown."""
@@ -62,9 +65,10 @@ class Prices:
         return step if self._table.widths else (self._table.c(length + 2) - self._curve[2]) / length
 
     def slack(self, length: int, most: int) -> int:
-        """Return a draft length up to `most` tokens longer, if these do not take a wider pass of fixed width."""
+        """Return a draft length up to `most` tokens longer, unless the next row is dearer than the ones before it."""
         if not (widths := self._table.widths):
-            return length + most
+            row = self._table.c(length + 2) - self._table.c(length + 1)
+            return length + most * (row * (length - 1) <= KNEE * (self._table.c(length + 1) - self._curve[2]))
         from .fixed_widths import fixed_width
 
         return min(length + most, max(length, fixed_width(length + 1, widths) - 1))
