@@ -72,7 +72,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         "attention.key_length": shape.head_size,
         "attention.value_length": shape.head_size,
         "attention.layer_norm_rms_epsilon": float(shape.epsilon),
-        "rope.dimension_count": shape.rotated or shape.head_size,
+        "rope.dimension_count": shape.rotated,
         "rope.freq_base": float(shape.base),
         **({"attention.sliding_window": shape.window} if shape.window else {}),
         **({"rope.scaling.type": "linear", "rope.scaling.factor": float(shape.stretch)} if shape.stretch != 1 else {}),
@@ -165,7 +165,7 @@ def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], ids: IntArray 
         license=str(contents.fields.get("general.license", "unknown")),
         kind=kind,
         gated=bool(_integer(contents, "attention.gated", 0)),
-        rotated=_integer(contents, "rope.dimension_count", 0),
+        rotated=_integer(contents, "rope.dimension_count", _integer(contents, "attention.key_length", hidden // heads)),
     )
 
 

@@ -24,6 +24,8 @@ TOKEN_NORM = "enc.token_norm.weight"
 """The norm of the embedding that an MTP layer reads."""
 MOST_IDS = 1 << 24
 """More than any vocabulary, context or layer of a model has."""
+_NAMED = 5
+"""Tensors that a message names."""
 LEAST_LAYERS = 6
 """With fewer, the default layers 2, L / 2 and L - 3 are not three."""
 
@@ -44,6 +46,8 @@ class HeadShape:
     heads: int
     kv_heads: int
     head_size: int
+    rotated: int
+    """Values of each head that RoPE rotates, from the first."""
     mlp: int
     epsilon: float
     base: float
@@ -69,8 +73,6 @@ class HeadShape:
     """Or `MTP`: its layer reads an embedding and what follows its target's final norm, side by side in `fc`."""
     gated: bool = False
     """The matrix of queries also returns a gate for each head's result, behind its query."""
-    rotated: int = 0
-    """Values of each head that RoPE rotates, from the first; 0: all."""
 
     @property
     def is_mtp(self) -> bool:
@@ -117,7 +119,7 @@ class HeadShape:
             self._head_norms(),
             {"blk.0.attn_q.bias": queries, "blk.0.attn_k.bias": keys, "blk.0.attn_v.bias": keys},
             {"blk.0.attn_output.bias": (self.hidden,)},
-            {FACTORS: (self.head_size // 2,)},
+            {FACTORS: (self.rotated // 2,)},
             {EMBEDDING: (self.vocabulary, self.hidden)},
         )
 
@@ -157,10 +159,19 @@ class Head:
     ids: IntArray | None = None
 
 
-def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntArray | None) -> Head:
-    """Return the head with its rows in the order of their ids. Raises ExportError if tensors or ids are wrong."""
+def checked_head(
+    shape: HeadShape,
+    tensors: Mapping[str, HeadTensor],
+    ids: IntArray | None,
+    *,
+    published: Callable[[str], str] = lambda name: name,
+) -> Head:
+    """Return the head with its rows in the order of their ids. Raises ExportError if tensors or ids are wrong.
+
+    published: what the publisher calls a tensor.
+    """
     _check_numbers(shape)
-    _check_tensors(shape, tensors)
+    _check_tensors(shape, tensors, published)
     if ids is None or np.array_equal(ids, np.arange(shape.vocabulary)):
         return Head(shape, tensors)
     _check_ids(ids, shape)
@@ -176,32 +187,36 @@ def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntAr
 def _check_numbers(shape: HeadShape) -> None:
     for each in fields(shape):
         value = getattr(shape, each.name)
-        least = 0 if each.name in ("rows", "vocabulary", "window", "rotated") else 1
+        least = 0 if each.name in ("rows", "vocabulary", "window") else 1
         if each.type is int and not least <= value < MOST_IDS:
             raise ExportError(f"the head's {each.name} is {value}: download it again")
         if each.type is float and not 0 < value < float("inf"):
             raise ExportError(f"the head's {each.name} is {value}: download it again")
     if shape.heads % shape.kv_heads:
         raise ExportError(f"the head's {shape.heads} query heads do not share {shape.kv_heads} KV heads evenly")
+    if shape.rotated % 2 or shape.rotated > shape.head_size:
+        raise ExportError(f"the head rotates {shape.rotated} of {shape.head_size} values of a head: download it again")
     if shape.head_size % 16:
         raise ExportError(f"the head's attention has heads of {shape.head_size} values: multiples of 16 are supported")
 
 
-def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor]) -> None:
+def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor], published: Callable[[str], str]) -> None:
     sizes = shape.sizes()
     for group in shape.optional():
         if any(name in tensors for name in group):
             sizes |= group
-    if missing := [name for name in sizes if name not in tensors]:
-        raise ExportError(f"the head lacks {counted(len(missing), 'tensor')}, {missing[0]} first: download it again")
-    if unknown := [name for name in tensors if name not in sizes]:
-        raise ExportError(
-            f"the head has {counted(len(unknown), 'tensor')} of no head that is known here, {unknown[0][:60]} first"
-        )
+    for names, what in (
+        ([name for name in sizes if name not in tensors], "lacks {}, {}: download it again"),
+        ([name for name in tensors if name not in sizes], "has {} that no head known here has, {}: it is another kind"),
+    ):
+        if names:
+            listed = ", ".join(published(name)[:60] for name in names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
+            raise ExportError("the head " + what.format(counted(len(names), "tensor"), listed))
     for name, tensor in tensors.items():
         if tensor.shape != sizes[name]:
             raise ExportError(
-                f"its configuration makes {name} {list(sizes[name])}, the file has {list(tensor.shape)}: one is wrong"
+                f"its configuration makes {published(name)} {list(sizes[name])}, the file has {list(tensor.shape)}: "
+                f"one is wrong"
             )
         block = BLOCKS[tensor.kind][0]
         if tensor.shape[-1] % block:

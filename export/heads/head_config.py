@@ -97,8 +97,10 @@ class HeadConfig:
             raise ExportError(f"{folder} has no config.json: give the folder of a drafting head")
         self._folder, where = folder, f"{folder.name}: config.json"
         self._fields = fields_of(value, _Fields, where)
-        inner = self._fields.transformer_layer_config or self._fields.text_config
-        self._layer = fields_of(inner or value, _Layer, where)
+        inner = self._fields.transformer_layer_config or self._fields.text_config or value
+        self._layer = fields_of(inner, _Layer, where)
+        if any(isinstance(each, dict) for each in (inner.get("rope_parameters") or {}).values()):
+            raise ExportError(f"{where} has RoPE parameters by kind of layer: those of one layer are supported")
 
     @property
     def kind(self) -> str:
@@ -125,6 +127,14 @@ class HeadConfig:
         return layer.head_dim or layer.hidden_size // max(1, layer.num_attention_heads)
 
     @property
+    def rotated(self) -> int:
+        """The values of each head that RoPE rotates, from the first."""
+        share = self._rope.partial_rotary_factor or self._layer.partial_rotary_factor or 1.0
+        if not 0 < share <= 1:
+            raise ExportError(f"config.json says that RoPE rotates {share} of a head's values: download the head again")
+        return int(self.head_size * share)
+
+    @property
     def divisors(self) -> FloatArray | None:
         """What Llama 3's scaling divides each frequency by (transformers, modeling_rope_utils); None: it has none."""
         rope = self._rope
@@ -137,7 +147,7 @@ class HeadConfig:
                 f"config.json says factors of {factor}, {low} and {high} for RoPE's llama3 scaling of {original} "
                 f"positions: download the head again"
             )
-        waves = 2 * math.pi * self._base ** (np.arange(0, self.head_size, 2, dtype=np.float64) / self.head_size)
+        waves = 2 * math.pi * self._base ** (np.arange(0, self.rotated, 2, dtype=np.float64) / self.rotated)
         kept = np.clip((original / waves - low) / (high - low), 0, 1)
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 
@@ -157,10 +167,7 @@ class HeadConfig:
 
     def mtp_shape(self, *, gated: bool) -> HeadShape:
         """Return the sizes of the MTP layer of a model whose configuration this is."""
-        rope, layer = self._rope, self._layer
-        share = rope.partial_rotary_factor or layer.partial_rotary_factor or 1.0
-        shape = replace(self._shape(0), rotated=int(self.head_size * share), verifier="")
-        return shape.as_mtp(gated=gated)
+        return replace(self._shape(0), verifier="").as_mtp(gated=gated)
 
     def _shape(self, rows: int) -> HeadShape:
         fields, layer, rope = self._fields, self._layer, self._rope
@@ -188,6 +195,7 @@ class HeadConfig:
             norm_output=bool(fields.norm_output),
             verifier=(verifier and verifier.name_or_path) or "",
             license=read_license(self._folder, fields.license),
+            rotated=self.rotated,
         )
 
     @property

@@ -7,7 +7,7 @@ from edgedecode.pack.manifest import ModelEntry
 from .head import Head
 
 MOST_CONTEXT = 1024
-"""Positions that a head keeps: of a longer text it reads the end, of which its target's state keeps 512 features."""
+"""Positions that a head keeps: of a longer text it reads the end, whose last features its target's state keeps."""
 
 
 def head_entry(head: Head, *, file: str, bits: int, taps: tuple[int, ...], source: str) -> ModelEntry:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from warnings import catch_warnings
 
@@ -44,6 +45,9 @@ _BLOCK = {
     **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
 }
 _IGNORED = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq|(model\.)?(d2t|t2d)")
+_PUBLISHED = {place: name for name, place in _PLACES.items()} | {
+    f"blk.0.{place}": f"midlayer.{name}" for name, place in _BLOCK.items()
+}
 _LAYER = re.compile(r"midlayer\.|layers\.0\.")
 _ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
 _BIN = "pytorch_model.bin"
@@ -74,7 +78,13 @@ def read_head(source: Path) -> Head:
         rows=None if lm_head is None else (lm_head.shape or (0,))[0],
         norms={name: f"{_PLACES[name]}.weight" in placed for name in ("input_norm", "fc_norm.0")},
     )
-    return checked_head(shape, placed, _ids(tensors, shape))
+    return checked_head(shape, placed, _ids(tensors, shape), published=_published)
+
+
+def _published(name: str) -> str:
+    """Return what the flat layout calls a tensor."""
+    place, _, kind = name.rpartition(".")
+    return f"{_PUBLISHED.get(place, place)}.{kind}"
 
 
 def _tensors(folder: Path) -> dict[str, HeadTensor]:
@@ -106,8 +116,9 @@ def _unpickled(path: Path) -> dict[str, HeadTensor]:
                 raise ValueError(f"it has a tensor of {value.dtype}, {value.layout}")
         return {str(name): HeadTensor(tuple(value.shape), partial(_floats, value)) for name, value in state.items()}
     except Exception as error:  # torch's errors share no base class
+        why = "" if isinstance(error, UnpicklingError) else f" ({reason_of(error)})"  # torch would advise to run it
         raise ExportError(
-            f"{path} is damaged, or holds more than tensors ({reason_of(error)}): a file of safetensors is needed"
+            f"{path} is damaged, or holds more than tensors{why}: a file of safetensors is needed"
         ) from None
 
 
@@ -123,6 +134,7 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     others = {
         "a DSpark": "dspark" in kind or "markov" in names,
         "a DFlash": "dflash" in kind,
+        "a P-EAGLE": "peagle" in kind or "mask_hidden" in names,
         "an MTP": kind == "mtp",
         "a Medusa": "medusa" in names.lower(),
         "an EAGLE-1 or EAGLE-2": kind == "eagle"
@@ -149,7 +161,7 @@ def _placed(config: HeadConfig, tensors: Mapping[str, HeadTensor]) -> Iterator[t
         inner = module[inside.end() :] if inside else ""
         place = f"blk.0.{_BLOCK.get(inner, inner)}" if inner else _PLACES.get(module, module)
         if inner and _BLOCK.get(inner) in _ROTATED:
-            tensor = HeadTensor(tensor.shape, partial(_paired, tensor, config.head_size))
+            tensor = HeadTensor(tensor.shape, partial(_paired, tensor, config.head_size, config.rotated))
         yield f"{place}.{kind}", tensor
 
 
@@ -158,25 +170,29 @@ def _with_divisors(config: HeadConfig, tensors: Mapping[str, HeadTensor]) -> dic
     return {**tensors, **({} if divisors is None else {FACTORS: HeadTensor.of(divisors)})}
 
 
-def _paired(tensor: HeadTensor, size: int) -> FloatArray:
-    """Return rows whose heads have their two halves as pairs, which llama.cpp rotates."""
+def _paired(tensor: HeadTensor, size: int, rotated: int) -> FloatArray:
+    """Return rows of which each head's rotated values have their two halves as pairs, which llama.cpp rotates."""
     values = tensor.read()
-    rest = values.shape[1:]
-    halves = values.reshape(-1, 2, size // 2, *rest)
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape), np.float32)
+    heads = np.array(values, np.float32).reshape(-1, size, *values.shape[1:])
+    halves = heads[:, :rotated].reshape(len(heads), 2, rotated // 2, *values.shape[1:])
+    heads[:, :rotated] = halves.swapaxes(1, 2).reshape(heads[:, :rotated].shape)
+    return heads.reshape(values.shape)
 
 
 def _ids(tensors: Mapping[str, HeadTensor], shape: HeadShape) -> IntArray | None:
-    """Return each row's token id. d2t: what a row adds to its index. t2d: which ids have a row."""
+    """Return each row's token id. d2t: what a row adds to its index, or zeros alone. t2d: which ids have a row."""
     d2t, t2d = (tensors.get(name) or tensors.get(f"model.{name}") for name in ("d2t", "t2d"))
     marked = np.flatnonzero(t2d.read()) if t2d is not None else ()
     if not shape.rows:
         return None  # the head has no lm_head, and is refused
-    if d2t is None:
+    offsets = None if d2t is None else d2t.read().reshape(-1)
+    if offsets is None or not offsets.any():
         if not len(marked) and shape.rows != shape.vocabulary:
-            raise ExportError(f"the head has {shape.rows} rows of {shape.vocabulary} ids and no d2t: download it again")
+            raise ExportError(
+                f"the head has {shape.rows} rows of {shape.vocabulary} ids and no d2t that says which: "
+                f"download it again"
+            )
         return np.asarray(marked, np.int64) if len(marked) else None
-    offsets = d2t.read().reshape(-1)
     if len(offsets) != shape.rows:
         raise ExportError(f"d2t has {len(offsets)} ids for {shape.rows} rows of lm_head: download the head again")
     if not (np.abs(offsets) < MOST_IDS).all():  # also what is no number

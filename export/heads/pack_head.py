@@ -98,7 +98,7 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
     if shape.is_mtp:
         return (target.layers,)
     taps = shape.taps or default_taps(target.layers)
-    if len(taps) != HEAD_TAPS or any(not 0 < layer < target.layers for layer in taps):
+    if len(taps) != HEAD_TAPS or len({*taps} & {*range(1, target.layers)}) < HEAD_TAPS:
         raise ExportError(
             f"the head reads the inputs of layers {list(taps)}, the target has layers 1 to {target.layers - 1} of "
             f"which {HEAD_TAPS} are read: it is for another target"

@@ -14,7 +14,7 @@ from edgedecode.arrays import IntArray
 from edgedecode.cache import aside
 from edgedecode.errors import ExportError
 
-from .head_network import HeadNetwork
+from .head_network import DEPTH, HeadNetwork
 
 WEIGHTS = "model.safetensors"
 
@@ -24,17 +24,21 @@ def write_head(
     network: HeadNetwork,
     ids: IntArray,
     *,
+    table: Tensor,
     taps: Sequence[int],
-    vocabulary_size: int,
     verifier: str,
     license: str,
     context: int,
 ) -> None:
-    """Write config.json and model.safetensors. taps: the target's layers whose inputs it reads."""
+    """Write config.json and model.safetensors. taps: the target's layers whose inputs it reads.
+
+    table: the target's embedding. speculators 0.9 fills one that is missing with whatever is in memory.
+    """
     sizes = network.sizes
-    mask = np.zeros(vocabulary_size, np.bool_)
+    mask = np.zeros(len(table), np.bool_)
     mask[ids] = True
-    tensors = network.state_dict() | {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "t2d": torch.from_numpy(mask)}
+    maps = {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "t2d": torch.from_numpy(mask)}
+    tensors = {**network.state_dict(), **maps, "embed_tokens.weight": table}
     config = {
         "speculators_model_type": "eagle3",
         "architectures": ["Eagle3Speculator"],
@@ -49,14 +53,20 @@ def write_head(
             "rms_norm_eps": sizes.epsilon,
             "rope_theta": sizes.base,
             "max_position_embeddings": context,
-            "vocab_size": vocabulary_size,
+            "vocab_size": len(table),
             "hidden_act": "silu",
         },
         "draft_vocab_size": len(ids),
         "target_hidden_size": sizes.hidden,
         "eagle_aux_hidden_state_layer_ids": list(taps),
         "norm_before_residual": False,
-        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": verifier}},
+        "norm_output": False,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": DEPTH}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
         "license": license,
     }
     save_weights(folder, tensors)

@@ -51,7 +51,7 @@ class HeadKind:
             network,
             started.ids,
             taps=self.taps,
-            vocabulary_size=entry.rows,
+            table=started.table,
             verifier=entry.source,
             license=entry.license,
             context=entry.context,

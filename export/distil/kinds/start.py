@@ -58,7 +58,8 @@ def earlier_head(folder: Path, target: TargetWeights) -> tuple[HeadNetwork, IntA
     try:
         tensors = load_file(folder / WEIGHTS)
         offsets = tensors.pop("d2t").numpy().astype(np.int64)
-        tensors.pop("t2d", None)
+        for name in ("t2d", "embed_tokens.weight"):
+            tensors.pop(name, None)
         ids = np.arange(len(offsets)) + offsets
         if not len(ids) or ids.min() < 0 or ids.max() >= target.rows:
             raise ValueError("d2t names tokens that the target does not have")

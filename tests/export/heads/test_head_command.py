@@ -77,8 +77,9 @@ def test_a_head_is_added_listed_and_removed(pack: Path, tmp_path: Path, capsys: 
         (replace(HEAD, hidden=64, target_hidden=64), "hidden states of 64 values, the target's have 256"),
         (replace(HEAD, vocabulary=TARGET.rows + 8), f"for {TARGET.rows + 8} ids, the target has {TARGET.rows}"),
         (replace(HEAD, layers=(2, 5, 11)), r"layers [2, 5, 11], the target has layers 1 to 9"),
+        (replace(HEAD, layers=(2, 2, 5)), r"layers [2, 2, 5], the target has layers 1 to 9"),
     ],
-    ids=["size", "vocabulary", "layers"],
+    ids=["size", "vocabulary", "layers", "a layer twice"],
 )
 def test_a_head_of_another_target_is_refused_and_the_pack_unchanged(
     head: TinyHead, message: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -131,20 +131,28 @@ TENSORS = {
     "ids out of range": (_out_of_range, "d2t and t2d name different tokens"),
     "an id twice": (_twice, r"d2t names the token \d+ twice"),
     "maps that disagree": (_disagreeing, "d2t and t2d name different tokens"),
-    "a missing tensor": (_renamed("norm.weight", "verifier_norm.weight"), "lacks 1 tensor, output_norm.weight first"),
+    "a missing tensor": (_renamed("norm.weight", "verifier_norm.weight"), "lacks 1 tensor, norm.weight: download"),
+    "some missing tensors": (
+        lambda tensors: [tensors.pop(f"midlayer.{name}.weight") for name in ("hidden_norm", "self_attn.q_proj")],
+        r"lacks 2 tensors, midlayer.hidden_norm.weight, midlayer.self_attn.q_proj.weight: download",
+    ),
     "an unknown tensor": (
         lambda tensors: tensors.update({"midlayer.extra.weight": torch.zeros(2)}),
-        "1 tensor of no head that is known here, blk.0.extra.weight first",
+        "has 1 tensor that no head known here has, blk.0.extra.weight: it is another kind",
     ),
-    "another shape": (_cut("midlayer.mlp.up_proj.weight"), r"makes blk.0.ffn_up.weight \[96, 64\].*\[96, 63\]"),
+    "another shape": (_cut("midlayer.mlp.up_proj.weight"), r"makes midlayer.mlp.up_proj.weight \[96, 64\].*\[96, 63\]"),
     "EAGLE-1": (lambda tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}), "an EAGLE-1 or EAGLE-2 head"),
     "MTP": (_renamed("fc.weight", "mtp.fc.weight"), "its MTP layer lacks enc.token_norm.weight"),
-    "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensor, output.weight"),
+    "no vocabulary's matrix": (_renamed("lm_head.weight", "verifier_lm_head.weight"), "lacks 1 tensor, lm_head.weight"),
     "a number for a matrix": (lambda tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "has 0 rows"),
     "a norm of no numbers": (lambda tensors: tensors["norm.weight"].fill_(torch.inf), "output_norm.weight.*not finite"),
     "a map of no numbers": (
         lambda tensors: tensors.update({"d2t": tensors["d2t"] * torch.nan}),
         "d2t has values that lead to no token",
+    ),
+    "a map of zeros for some rows": (
+        lambda tensors: (tensors["d2t"].zero_(), tensors.pop("t2d")),
+        "96 rows of 160 ids and no d2t that says which",
     ),
     "no maps": (lambda tensors: [tensors.pop(name) for name in ("d2t", "t2d")], "96 rows of 160 ids and no d2t"),
     "a layer twice": (
@@ -179,6 +187,12 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 CONFIGS = {
     "DFlash": ({"dflash_config": {}}, "a DFlash head"),
+    "RoPE by kind of layer": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+        "RoPE parameters by kind of layer",
+    ),
+    "a share of RoPE": ({"partial_rotary_factor": float("inf")}, "RoPE rotates inf of a head's values"),
+    "an odd share of RoPE": ({"partial_rotary_factor": 0.1}, "rotates 3 of 32 values"),
     "layers": ({"num_hidden_layers": 2}, "2 layers"),
     "rope": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "RoPE scaling is 'yarn'"),
     "activation": ({"hidden_act": "gelu"}, "activation is 'gelu'"),
@@ -209,7 +223,7 @@ def test_other_configurations_are_refused_in_one_line(name: str, tmp_path: Path)
 
 
 def test_other_speculators_are_refused_by_name(tmp_path: Path) -> None:
-    for kind, name in (("eagle", "EAGLE-1"), ("mtp", "MTP"), ("dflash", "DFlash")):
+    for kind, name in (("eagle", "EAGLE-1"), ("mtp", "MTP"), ("dflash", "DFlash"), ("peagle", "P-EAGLE")):
         folder = write_speculators(tmp_path / kind, TinyHead(), speculators_model_type=kind)
         with pytest.raises(ExportError, match=name):
             read_head(folder)
@@ -234,7 +248,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ExportError, match="is damaged, or holds more than tensors"):
             read_head(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Path}))
-    with pytest.raises(ExportError, match="holds more than tensors") as error:
+    with pytest.raises(ExportError, match="holds more than tensors: a file of safetensors is needed") as error:
         read_head(folder)
     assert "\n" not in str(error.value)
     (folder / "config.json").write_text(json.dumps([]), encoding="utf-8")

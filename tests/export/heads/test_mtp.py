@@ -126,9 +126,9 @@ REFUSED = {
     "latent attention": ("mtp.layers.0.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2), "latent attention"),
     "two layers": ("mtp.layers.1.input_layernorm.weight", torch.zeros(64), "2 MTP layers: one is supported"),
     "no fc": ("mtp.fc.weight", None, r"lacks fc.weight \(eh_proj, fc, input_proj"),
-    "no matrix": ("mtp.layers.0.mlp.up_proj.weight", None, "lacks 1 tensor, blk.0.ffn_up.weight first"),
+    "no matrix": ("mtp.layers.0.mlp.up_proj.weight", None, "lacks 1 tensor, blk.0.ffn_up.weight: "),
     "another size": ("mtp.fc.weight", torch.zeros(32, 64), r"makes fc.weight \[64, 128\], the file has \[32, 64\]"),
-    "a part of its own": ("mtp.layers.0.extra.weight", torch.zeros(2), "blk.0.extra.weight first"),
+    "a part of its own": ("mtp.layers.0.extra.weight", torch.zeros(2), "has, blk.0.extra.weight: "),
 }
 
 

@@ -43,6 +43,8 @@ class TinyHead:
     qk_norm: bool = False
     bias: bool = False
     llama3: bool = False
+    rotated: int = 32
+    """Values of each head that RoPE rotates."""
     window: int = 0
     norm_before_residual: bool = False
     norm_output: bool = False
@@ -54,7 +56,7 @@ class TinyHead:
     def of(cls, target: ModelEntry, *, rows: int) -> "TinyHead":
         """Return a head for the bundled target."""
         hidden = target.hidden_size
-        return cls(hidden, hidden, target.rows, rows, heads=4, head_size=64, mlp=256, layers=(2, 5, 7))
+        return cls(hidden, hidden, target.rows, rows, heads=4, head_size=64, rotated=64, mlp=256, layers=(2, 5, 7))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return its weights by the flat layout's names, those of the layer without prefix."""
@@ -113,6 +115,7 @@ class TinyHead:
             "vocab_size": self.vocabulary,
             "hidden_act": "silu",
             "model_type": "llama",
+            "partial_rotary_factor": self.rotated / self.head_size,
             **({"rope_scaling": LLAMA3} if self.llama3 else {}),
             **window,
         }
@@ -211,7 +214,7 @@ def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf", output:
     writer.add_head_count_kv(head.kv_heads)
     writer.add_key_length(head.head_size)
     writer.add_value_length(head.head_size)
-    writer.add_rope_dimension_count(head.head_size)
+    writer.add_rope_dimension_count(head.rotated)
     writer.add_rope_freq_base(head.theta)
     writer.add_layer_norm_rms_eps(head.epsilon)
     writer.add_vocab_size(head.vocabulary)
@@ -227,8 +230,9 @@ def write_gguf(folder: Path, head: TinyHead, *, name: str = "head.gguf", output:
             continue
         array = values.numpy()
         if module[-6:] in ("q_proj", "k_proj", "q_norm", "k_norm"):
-            halves = array.reshape(-1, 2, head.head_size // 2, *array.shape[1:])
-            array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+            size, half = head.head_size, head.rotated // 2
+            order = [*(each // 2 + each % 2 * half for each in range(head.rotated)), *range(head.rotated, size)]
+            array = array.reshape(-1, size, *array.shape[1:])[:, order].reshape(array.shape)
         writer.add_tensor(f"{IN_GGUF[module]}.{kind}", array)
     if head.llama3:
         writer.add_tensor("rope_freqs.weight", divisors(head).numpy().astype(np.float32))
@@ -253,6 +257,7 @@ VARIANTS = {
     "q/k norms": TinyHead(qk_norm=True),
     "attention bias": TinyHead(bias=True),
     "llama3 rope": TinyHead(llama3=True),
+    "half rotated": TinyHead(rotated=16, llama3=True, qk_norm=True),
     "window": TinyHead(window=5),
     "norm before residual": TinyHead(norm_before_residual=True),
     "norm output": TinyHead(norm_output=True),
@@ -266,8 +271,8 @@ VARIANTS = {
 def divisors(head: TinyHead) -> Tensor:
     """Return what Llama 3's scaling divides the frequencies by, from its three cases."""
     found = []
-    for index in range(head.head_size // 2):
-        wave = 2 * torch.pi * head.theta ** (2 * index / head.head_size)
+    for index in range(head.rotated // 2):
+        wave = 2 * torch.pi * head.theta ** (2 * index / head.rotated)
         original, factor = LLAMA3["original_max_position_embeddings"], LLAMA3["factor"]
         low, high = original / LLAMA3["low_freq_factor"], original / LLAMA3["high_freq_factor"]
         if wave < high:
@@ -350,13 +355,14 @@ class Reference:
         return y if bias is None else y + bias
 
     def _rotated(self, x: Tensor, place: int) -> Tensor:
-        size = self.head.head_size
+        size = self.head.rotated
         frequencies = self.head.theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
         if self.head.llama3:
             frequencies = frequencies / divisors(self.head)
         angles = (place * frequencies).float()
-        low, high = x.chunk(2, dim=-1)
-        return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
+        low, high, rest = x.split([size // 2, size // 2, x.shape[-1] - size], dim=-1)
+        turned = [low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()]
+        return torch.cat([*turned, rest], dim=-1)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.head.epsilon) * weight
