@@ -28,6 +28,8 @@ class _Rope:
     high_freq_factor: float = 0.0
     original_max_position_embeddings: float = 0.0
     partial_rotary_factor: float | None = None
+    full_attention: Any = None
+    sliding_attention: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +99,9 @@ class HeadConfig:
             raise ExportError(f"{folder} has no config.json: give the folder of a drafting head")
         self._folder, where = folder, f"{folder.name}: config.json"
         self._fields = fields_of(value, _Fields, where)
-        inner = self._fields.transformer_layer_config or self._fields.text_config or value
-        self._layer = fields_of(inner, _Layer, where)
-        if any(isinstance(each, dict) for each in (inner.get("rope_parameters") or {}).values()):
+        inner = self._fields.transformer_layer_config or self._fields.text_config
+        self._layer = fields_of(inner or value, _Layer, where)
+        if self._rope.full_attention is not None or self._rope.sliding_attention is not None:
             raise ExportError(f"{where} has RoPE parameters by kind of layer: those of one layer are supported")
 
     @property
