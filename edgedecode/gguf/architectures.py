@@ -15,6 +15,8 @@ ATTENTION = "attention"
 CONVOLUTION, GATED_DELTA, MAMBA2 = "short convolution", "gated delta rule", "Mamba-2"
 """What layers do before their feed-forward part."""
 _FREQUENCIES = ("rope_freqs.weight",)
+PER_LAYER_TABLE = "per_layer_token_embd.weight"
+"""A table with a row of values for each layer, by token id."""
 AFTER_NORMS, HEAD_NORMS = ("post_attention_norm", "post_ffw_norm"), ("attn_q_norm", "attn_k_norm")
 """Of what attention and MLP add, and of each query and key."""
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -77,6 +79,12 @@ class Architecture:
     """Whether queries are multiplied by a number that grows with their position, beyond the context before YaRN."""
     attention_cap: float = 0.0
     logits_cap: float = 0.0
+    normed_values: bool = False
+    """Whether values have a norm without weights; without a matrix of their own, they are the keys before theirs."""
+    rotated_by_pass: bool = False
+    """Whether each pass computes the rotation of its rows: tables of all positions would take hundreds of megabytes."""
+    score_scale: float = 0.0
+    """What llama.cpp multiplies scores by; 0: the root of the head size, inverted."""
     wide_layers: int = 0
     """The number of layers of the one model whose scores llama.cpp scales by the hidden size per head instead of the
     head size: 27B parameters."""
@@ -117,6 +125,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 """By transformers' class, as config.json names it."""
 
 HYBRIDS: dict[str, Architecture] = {
+    "Gemma4ForCausalLM": replace(
+        _GEMMA, name="gemma4", builder="", shifted=False, windows=True, every=1, own_window_rotation=True,
+        factors=_FREQUENCIES, score_scale=1.0, normed_values=True,
+        rotated_by_pass=True, norms=(*AFTER_NORMS, *HEAD_NORMS),
+    ),
     "GraniteMoeHybridForCausalLM": replace(
         _LLAMA, name="granitehybrid", builder="", recurrent=MAMBA2, optional_rotation=True,
     ),

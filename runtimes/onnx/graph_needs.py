@@ -9,7 +9,7 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 
-from .graph_session import SQUARES_OUTPUT
+from .graph_session import LAYER_ROWS, SQUARES_OUTPUT
 from .providers.kv_cache import CacheShape, cache_shapes
 from .recurrence import PAST_STATE, RecurrentShape, recurrent_shapes
 
@@ -118,7 +118,7 @@ def _most_live(file: GraphFile, widths: Mapping[str, int]) -> int:
     """Walk the nodes in order; return the largest total width of the values that are live at one time."""
     outputs = {value.name for value in file.outputs}
     last = {name: index for index, node in enumerate(file.nodes) for name in node.inputs}
-    live = most = 0
+    live = most = sum(widths.get(value.name, 0) for value in file.inputs)
     for index, node in enumerate(file.nodes):
         live += sum(widths.get(name, 0) for name in node.outputs if name not in outputs)
         most = max(most, live + _temporaries(node, widths))
@@ -138,7 +138,8 @@ def _temporaries(node: Node, widths: Mapping[str, int]) -> int:
 
 def _widths(file: GraphFile, hidden: int) -> dict[str, int]:
     """Return the floats per row of each value that is computed for all rows of a pass."""
-    widths: dict[str, int] = {}
+    rows = [value for value in file.inputs if value.name == LAYER_ROWS]
+    widths = {value.name: value.dims[-1] for value in rows if value.dims and isinstance(value.dims[-1], int)}
     for node in file.nodes:
         if width := _width(node, file.initializers, widths, hidden=hidden):
             stored = node.op_type in _ATTENTION or _is_recurrent(node)
@@ -161,6 +162,8 @@ def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int],
         heads, shared = _number(node, "num_heads"), _number(node, "kv_num_heads")
         width = widths.get(names[0], 0)
         return width if names[1] else width * heads // max(1, heads + 2 * shared)
+    if node.op_type == "Split":
+        return widths.get(names[0], 0) // len(node.outputs)
     if node.op_type in _PRODUCTS:
         matrix = tensors.get(names[1])
         stated = _number(node, "columns") or _number(node, "N")

@@ -21,6 +21,11 @@ FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""
 SQUARES_OUTPUT = "squares."
 """Prefix of the outputs with the sums of squares of a matrix's input, before the tensor's name: float32 [columns]."""
+LAYER_ROWS = "layer_rows"
+"""float32 [1, rows, layers · values]: what each layer reads of a token's second embedding (Gemma 4)."""
+ROTARY, ROW_NUMBERS = ("cos_cache", "sin_cache"), "row_numbers"
+"""Rotary tables by position; of architectures `rotated_by_pass` float32 [rows, values], and int64 [1, rows] with the
+numbers of a pass's rows, which are their positions in these tables."""
 FEATURES_INPUT, HIDDEN, HIDDEN_INPUT = "features", "hidden", "last_hidden"
 """A drafting head's inputs, of which rows have one or the other, features first: float32 [1, rows, taps · hidden], what
 layers of the target read, and [1, rows, hidden], its own output `HIDDEN` for the row before, [rows picked, hidden]."""
@@ -153,7 +158,7 @@ def check_contract(
         biases = [PARENTS]
     more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
     if GGUF in graph.capabilities:  # made here, with the caches of its file
-        own_inputs = (PAST, PAST_STATE, PAST_ROWS, KEPT_ROWS)
+        own_inputs = (PAST, PAST_STATE, PAST_ROWS, KEPT_ROWS, LAYER_ROWS, ROW_NUMBERS, *ROTARY)
         more += [value.name for value in session.get_inputs() if value.name.startswith(own_inputs)]
         check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more, caches=False)
         return

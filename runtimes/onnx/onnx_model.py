@@ -34,6 +34,7 @@ from .session_model import SessionModel, split_rows
 if TYPE_CHECKING:
     from .biases import Biases
     from .features import FeatureRows
+    from .gguf.pass_values import PassValues
     from .kernels.serving import GivenTable
     from .onnx_adapters import Adapters
 
@@ -43,7 +44,7 @@ class OnnxModel(SessionModel[OnnxState]):
 
     It owns the session and the given `leases`. tiles: the weights of our products, by graph input. tiled: the graph has
     our attention, whose keys are stored in tiles too. table: the embedding, for a drafting head. features: the outputs
-    that it reads.
+    that it reads. values: what the graph of a GGUF file reads besides.
     """
 
     def __init__(  # noqa: PLR0913  (the parts of one open graph)
@@ -62,11 +63,12 @@ class OnnxModel(SessionModel[OnnxState]):
         use_threads: Callable[[int], None] | None,
         table: "GivenTable | None" = None,
         features: Sequence[str] = (),
+        values: "PassValues | None" = None,
     ) -> None:
         super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         self._engine = engine
         self._use_threads = use_threads
-        self.table, self._features = table, tuple(features)
+        self.table, self._features, self._values = table, tuple(features), values
         self._buffers = Buffers(
             engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
         )
@@ -226,6 +228,8 @@ class OnnxModel(SessionModel[OnnxState]):
         self._tiles.clear()
         self.table = None  # a part of the mapped weights
         self._buffers.close()
+        if self._values is not None:
+            self._values.close()
         if self._adapters is not None:
             self._adapters.close()
 
@@ -297,6 +301,8 @@ class OnnxModel(SessionModel[OnnxState]):
             rows = (rows[0], rows[0])
         self._inputs.bind(state, tokens, start=start, rows=rows, slot=slot)
         self._biases.bind(state.binding, state, start=start, width=width)
+        if self._values is not None:
+            self._values.bind(state.binding, tokens, self._buffers.positions[:width])
         if state.features is not None:
             state.features.bind(state.binding, first=state.length + start, width=width)
         if self._card.hidden:  # in every pass: the binding keeps the last one's address

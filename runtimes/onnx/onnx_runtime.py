@@ -23,7 +23,7 @@ from edgedecode.sampling.row_draw import RowDraw
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .graph_choice import choose_graph, file_nbytes, graph_nbytes, is_gguf, with_graph
-from .graph_session import OwnKernels, check_contract, open_session
+from .graph_session import ROW_NUMBERS, OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.rewriting import GIVEN_TILES
 from .kernels.serving import Served, explain, given_table, serve
@@ -37,6 +37,7 @@ from .providers.provider import Provider, choose_provider, every_provider, find_
 from .recurrence import SLOTS
 
 if TYPE_CHECKING:
+    from .gguf.pass_values import PassValues
     from .static.static_open import StaticGraph
 
 GRAPH_COPIES = 4
@@ -185,6 +186,7 @@ class OnnxRuntime:
                 leases=leases,
                 table=table,
                 features=() if served is None else served.features,
+                values=_pass_values(found, [value.name for value in session.get_inputs()]),
             )
             undo.pop_all()
         if GGUF in found.graph.capabilities:
@@ -307,6 +309,15 @@ def _check_gguf(graph: Graph, provider: Provider) -> None:
         raise CapabilityError(f"the provider {provider.full_name} runs no GGUF files: use --provider cpu")
     if load_kernels() is None:
         raise CapabilityError(f"GGUF files run with edgedecode's kernels only ({kernels_line()}): use --runtime llama")
+
+
+def _pass_values(found: _Found, inputs: Sequence[str]) -> "PassValues | None":
+    """Return what the graph reads in each pass besides tokens; None: nothing."""
+    if ROW_NUMBERS not in inputs:
+        return None
+    from .gguf.pass_values import PassValues
+
+    return PassValues(found.path, inputs)
 
 
 def _kind_of(graph: Graph) -> type[OnnxModel]:

@@ -10,7 +10,7 @@ from gguf.quants import dequantize, quantize
 
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.runtimes.onnx.kernels import trial
-from edgedecode.runtimes.onnx.kernels.block_types import READERS, matrix_of, scales_of
+from edgedecode.runtimes.onnx.kernels.block_types import READERS, floats_of, matrix_of, scales_of
 from edgedecode.runtimes.onnx.kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary
 from edgedecode.runtimes.onnx.kernels.products import NotServed
 
@@ -50,7 +50,9 @@ def test_tiles_have_the_values_of_the_file(name: str) -> None:
     values = np.stack([library.unpack(matrix, tiles, column) for column in range(COLUMNS)])
     expected = dequantize(data, kind)
     ulps = np.spacing(np.abs(expected).max())
-    np.testing.assert_allclose(values, expected, rtol=0, atol=0 if matrix.minima is None else 2 * ulps)
+    tolerance = 0 if matrix.minima is None else 2 * ulps
+    np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(floats_of(int(kind), data[3:7]), expected[3:7], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -83,6 +85,8 @@ def test_a_scale_or_minimum_that_is_not_finite_is_found(name: str, place: int, h
 def test_types_without_tiles_are_named() -> None:
     with pytest.raises(NotServed, match="block type IQ2_XXS has no tiles"):
         matrix_of(16, np.zeros((1, BLOCKS[16][1]), np.uint8))
+    with pytest.raises(NotServed, match="block type IQ2_XXS has no reader"):
+        floats_of(16, np.zeros((1, BLOCKS[16][1]), np.uint8))
 
 
 @pytest.mark.parametrize("kind", [*READERS, 0, 1, 30])

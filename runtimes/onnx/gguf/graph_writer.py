@@ -65,7 +65,8 @@ class GraphWriter:
 
     def _norm(self, x: str, weight: str) -> str:
         epsilon = self.metadata.number("attention.layer_norm_rms_epsilon", 1e-5)
-        name = self._initializer(weight, self.weights.vector(weight))
+        known = weight in self.file.initializers
+        name = weight if known else self._initializer(weight, self.weights.vector(weight))
         return self._node("SimplifiedLayerNormalization", [x, name], {"epsilon": epsilon, "axis": -1})
 
     def _product(self, x: str, pieces: Sequence[Piece]) -> str:

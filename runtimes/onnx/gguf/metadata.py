@@ -35,8 +35,11 @@ GATED = {
 }
 _RECURRENT = {**GATED, CONVOLUTION: ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")}
 """The tensors of layers with something else than attention."""
-_LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS))
-_MODEL_PARTS = frozenset(("token_embd", "output"))
+_PER_LAYER = ("inp_gate", "proj", "post_norm", "layer_output_scale")
+_LAYER_PARTS = frozenset((*_PRODUCTS, *HEAD_NORMS, *_NORMS, *_PER_LAYER))
+_MODEL_PARTS = frozenset(
+    ("token_embd", "output", "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Layer:
     window: bool
     """Whether it sees only the last positions."""
     rotated: bool
+    source: int
+    """The layer whose keys and values it reads; another one's: it has none of its own."""
     mlp: int
     """The width of its feed-forward part; 0: not specified."""
 
@@ -123,13 +128,17 @@ class Metadata:
         """Return the facts of one layer."""
         heads = self.listed("attention.head_count", index)
         kv_heads = 0 if self._is_recurrent(index) else self.listed("attention.head_count_kv", index, heads)
+        window = self._has_window(index)
+        own = self.layers - self.integer("attention.shared_kv_layers")
+        alike = [each for each in range(min(index + 1, own)) if self._has_window(each) == window]
         return Layer(
             mixer=ATTENTION if kv_heads else self.architecture.recurrent or ATTENTION,
             heads=heads,
             kv_heads=kv_heads,
-            head_size=self.head_size,
-            window=self._has_window(index),
+            head_size=self.integer("attention.key_length_swa", self.head_size) if window else self.head_size,
+            window=window,
             rotated=self._is_rotated(index),
+            source=index if index < own or not alike else alike[-1],
             mlp=self.listed("feed_forward_length", index),
         )
 
@@ -155,7 +164,12 @@ class Metadata:
     def score_scale(self) -> float:
         wide = self.layers == self.architecture.wide_layers
         size = self.hidden // self.integer("attention.head_count") if wide else self.head_size
-        return self.number("attention.scale", size**-0.5)
+        return self.number("attention.scale", self.architecture.score_scale or size**-0.5)
+
+    @property
+    def per_layer(self) -> int:
+        """The values that each layer reads of a token's second embedding; 0: there is none."""
+        return self.integer("embedding_length_per_layer_input")
 
     def temperatures(self, context: int) -> npt.NDArray[np.float32] | None:
         """Return by what queries are multiplied at each position (llama-graph.cpp, attn_temp); None: by nothing."""
@@ -208,6 +222,8 @@ class Metadata:
         """Return whether a model of these architectures may have this tensor."""
         part = name.removeprefix("blk.").partition(".")[2] if name.startswith("blk.") else ""
         stem = (part or name).removesuffix(".weight").removesuffix(".bias")
+        if stem == "attn_qkv" and self.architecture.normed_values:
+            return False  # values have a norm
         if not part:
             return self.is_head or stem in (*_MODEL_PARTS, self.architecture.final_norm) or name.startswith("rope_")
         return self.is_head or stem in _LAYER_PARTS or stem in _RECURRENT.get(self.architecture.recurrent, ())
@@ -233,12 +249,20 @@ class Metadata:
             "shortconv.conv": (self.integer("shortconv.l_cache"), self.hidden),
             "shortconv.in_proj": (self.hidden, 3 * self.hidden),
             "shortconv.out_proj": (self.hidden, self.hidden),
+            "inp_gate": (self.hidden, self.per_layer),
+            "proj": (self.per_layer, self.hidden),
+            "post_norm": (self.hidden,),
+            "layer_output_scale": (1,),
             **dict.fromkeys(HEAD_NORMS, (facts.head_size,)),
             **dict.fromkeys((*_NORMS, "attn_norm_2"), (self.hidden,)),
         }
         if facts.mixer in GATED:
             sizes |= self.recurrence.shapes(self.hidden)
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
+        if name.startswith("per_layer_"):
+            tokens, wide = self.contents.tensors["token_embd.weight"].shape[-1], self.layers * self.per_layer
+            own = {"token_embd": (wide, tokens), "model_proj": (self.hidden, wide), "proj_norm": (self.per_layer,)}
+            expected = own.get(name.removeprefix("per_layer_").removesuffix(".weight"), shape)
         expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)

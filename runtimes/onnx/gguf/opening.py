@@ -43,7 +43,10 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
         "hidden": _more(base, HIDDEN_ROWS),
     }
     layers = metadata.every_layer if metadata.name in BY_NAME else []
-    if not layers or len({(layer.kv_heads, layer.head_size) for layer in layers if layer.kv_heads}) == 1:
+    shared = any(layer.source != index for index, layer in enumerate(layers))
+    if not layers or (
+        not shared and len({(layer.kv_heads, layer.head_size) for layer in layers if layer.kv_heads}) == 1
+    ):
         graphs["kv8"] = replace(base, kv_type="int8")  # its scales are measured in one array
     return replace(entry, graphs=graphs, window=window)
 
@@ -69,11 +72,12 @@ def gguf_graph(
     digest: str,
     findings: Mapping[str, int],
     given: Stored | None = None,
+    every_row: bool = False,
 ) -> tuple[GraphFile, GgufWeights]:
     """Return one of the entry's graphs of the file at `path`, and the weights that it reads. Raises NotServed.
 
     digest: the file's, under which `measure_scales` keeps the scales of 8-bit keys and values. given: the target's
-    embedding, for a drafting head.
+    embedding, for a drafting head. every_row: see `build_graph`.
     """
     from .network import build_graph
 
@@ -101,6 +105,7 @@ def gguf_graph(
         adapters=ADAPTERS in graph.capabilities,
         squares=SQUARES in graph.capabilities,
         hidden=HIDDEN_ROWS in graph.capabilities,
+        every_row=every_row,
         kv_scales=scales,
     )
     weights.release()
@@ -109,7 +114,9 @@ def gguf_graph(
 
 def gguf_graph_nbytes(entry: ModelEntry) -> int:
     """Return the size of the graph that `gguf_graph` makes: rotary tables, norms and nodes."""
-    return 2 * 4 * entry.context * entry.head_size + _LAYER_NBYTES * entry.layers
+    known = BY_NAME.get(entry.architecture)
+    tables = 0 if known is not None and known.rotated_by_pass else 2 * 4 * entry.context * entry.head_size
+    return tables + _LAYER_NBYTES * entry.layers
 
 
 def served_types() -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import IntArray
+
 from ..kernels.products import NotServed
 from .metadata import Metadata
 
@@ -27,10 +29,18 @@ def factors_name(metadata: Metadata) -> str:
     return chosen if chosen in metadata.contents.tensors else _LLAMA3
 
 
-def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, context: int, window: bool) -> Tables:
-    """Return cosines and sines [context, rotated values / 2]. window: of layers with a base of their own."""
+def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, positions: IntArray, window: bool) -> Tables:
+    """Return cosines and sines [positions, rotated values / 2]. window: of layers with a base of their own."""
+    frequencies, strength = rotary_frequencies(metadata, factors, window=window)
+    angles = positions[:, None] * frequencies
+    return (np.cos(angles) * strength).astype(np.float32), (np.sin(angles) * strength).astype(np.float32)
+
+
+def rotary_frequencies(metadata: Metadata, factors: Mapping[str, Floats], *, window: bool) -> tuple[Floats, float]:
+    """Return angles per position, and what cosines and sines are multiplied by. Raises NotServed."""
     size = metadata.integer("rope.dimension_count", metadata.head_size)
     if window:
+        size = metadata.integer("rope.dimension_count_swa", size)
         base, scaling = metadata.number("rope.freq_base_swa", _BASE), ""
     else:
         base, scaling = metadata.number("rope.freq_base", _BASE), metadata.text("rope.scaling.type")
@@ -51,8 +61,7 @@ def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, context:
         frequencies *= kept + (1 - kept) / factor
         shared = metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
         strength *= (1 + 0.1 * math.log(factor)) / (1 + 0.1 * shared * math.log(factor))
-    angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
-    return (np.cos(angles) * strength).astype(np.float32), (np.sin(angles) * strength).astype(np.float32)
+    return frequencies, strength
 
 
 def _kept_shares(metadata: Metadata, *, size: int, base: float) -> Floats:

@@ -66,6 +66,29 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
     )
 
 
+def floats_of(kind: int, data: _Bytes) -> FloatArray:
+    """Return the values of some columns of a tensor, [columns, K]. data, and errors: as `matrix_of`."""
+    if kind in FLOATS:
+        if kind == _BF16:
+            return (np.ascontiguousarray(data).view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.ascontiguousarray(data).view("<f2" if kind == _F16 else "<f4").astype(np.float32)
+    if kind not in READERS:
+        raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no reader")
+    bits, read = READERS[kind]
+    found = read(data)
+    parts = (1,) if found.levels is None else found.levels.shape[-1:]
+    packed = found.values().reshape(*found.scales.shape, *parts, -1)
+    scales, minima = found.scales[..., None], found.minima
+    scales = scales if found.levels is None else scales * found.levels
+    zero = np.float32(0 if minima is not None else 1 << bits - 1)
+    numbers = _NUMBERS[_TABLES[kind]][packed] if kind in _TABLES else packed - zero
+    values = numbers * scales[..., None]
+    if minima is not None:
+        levels = found.minimum_levels
+        values += (minima[..., None] if levels is None else minima[..., None] * levels)[..., None]
+    return values.reshape(len(data), -1)
+
+
 def scales_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor without its values, which takes a fraction of the time. Raises as `matrix_of`."""
     if kind not in READERS:
@@ -244,3 +267,9 @@ READERS: dict[int, tuple[int, Callable[[_Bytes], BlockValues]]] = {
 }
 """By ggml's number of a type: the bits of its tiles, and what reads its blocks."""
 _TABLES = {20: _IQ4, 23: _IQ4, 39: _FP4}
+_HALF_FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
+_NUMBERS = {
+    _IQ4: np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32),
+    _FP4: np.array([*_HALF_FP4, *(-each for each in _HALF_FP4)], np.float32),
+}
+"""The tables' values: kvalues_iq4nl and kvalues_mxfp4 of ggml-common.h."""

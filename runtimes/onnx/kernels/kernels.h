@@ -176,9 +176,13 @@ struct Attention {
   size_t rows, heads, kv_heads, size, capacity;
   size_t settled;   // slots that every row sees
   size_t pending;   // slots behind them, the rows of this pass the last of them
+  size_t appended;  // rows of this pass
+  const int64_t* picks;  // [rows]: the number in the pass of each row with a query; null: all have one
   size_t window;    // 0: none; else a row sees this many positions, its own included
   float soft_cap;   // 0: none
   bool int8_cache;
+
+  size_t place(size_t row) const { return picks == nullptr ? row : picks[row]; }
 };
 
 // Rotates the new rows, stores their keys and values, and leaves queries behind for `attend`.

@@ -295,7 +295,7 @@ template <class Cache>
 struct TreeAttention {
   int64_t heads, kv_heads, window;
   float scale, soft_cap;
-  bool interleaved;
+  bool interleaved, shared;  // shared: of queries alone, perhaps of picked rows; another layer wrote keys and values
   int threads;
 
   explicit TreeAttention(const ort::KernelInfo* info)
@@ -305,6 +305,7 @@ struct TreeAttention {
         scale(ort::number(info, "scale", 0.0f)),
         soft_cap(ort::number(info, "softcap", 0.0f)),
         interleaved(ort::integer(info, "rotary_interleaved", 0) != 0),
+        shared(ort::integer(info, "shared", 0) != 0),
         threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
 
   ort::Status* compute(ort::Context* context) const {
@@ -312,22 +313,28 @@ struct TreeAttention {
                       keys = ort::input(context, 3), values = ort::input(context, 4), total = ort::input(context, 5),
                       cosines = ort::input(context, 6), sines = ort::input(context, 7),
                       positions = ort::input(context, 8), parents = ort::input(context, 9),
-                      key_scales = ort::input(context, 10), value_scales = ort::input(context, 11);
+                      key_scales = ort::input(context, 10), value_scales = ort::input(context, 11),
+                      picks = ort::input(context, 12);
     if (keys.dimensions != 4 || !q.has_rows()) return ort::fail("TreeAttention: a cache of another form");
     const size_t size = keys.last(), capacity = keys.shape[2], rows = q.rows();
     const int64_t width = size;
-    const bool packed = k.data == nullptr;
+    const bool packed = k.data == nullptr && !shared;
     if (heads < 1 || window < 0 || threads < 1 || threads > 1024 || !q.has_rows() || keys.dimensions != 4 ||
         positions.data == nullptr || total.data == nullptr || keys.shape[1] != kv_heads || values.count() != keys.count() ||
         size > kMostSize || size % kTile != 0 || capacity % kTile != 0 || kv_heads < 1 || heads % kv_heads != 0 ||
         q.last() != (packed ? heads + 2 * kv_heads : heads) * width ||
-        (!packed && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows() ||
+        (!packed && !shared && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows() ||
                       v.rows() != q.rows())) ||
-        total.count() != 1 || positions.count() != static_cast<int64_t>(rows))
+        total.count() != 1 || (picks.data == nullptr ? positions : picks).count() != static_cast<int64_t>(rows) ||
+        (picks.data != nullptr && !shared))
       return ort::fail("TreeAttention: a shape does not fit the node's attributes");
     const size_t filled = *total.as<const int32_t>(), tree = parents.data == nullptr ? 0 : parents.count();
-    if (filled < rows || filled > capacity || (tree != 0 && (tree < rows || tree > filled)))
+    const size_t appended = positions.count();
+    if (filled < appended || filled > capacity || (tree != 0 && (tree < appended || tree > filled)))
       return ort::fail("TreeAttention: the lengths do not fit the cache");
+    for (size_t i = 0; picks.data != nullptr && i < rows; i++)
+      if (picks.as<const int64_t>()[i] < 0 || picks.as<const int64_t>()[i] >= positions.count())
+        return ort::fail("TreeAttention: a picked row is outside the pass");
     for (size_t i = 0; i < tree; i++) {
       const int32_t parent = parents.as<const int32_t>()[i];
       if (parent < -1 || parent >= static_cast<int32_t>(i)) return ort::fail("TreeAttention: a parent comes after its child");
@@ -335,7 +342,7 @@ struct TreeAttention {
     const size_t rotary = cosines.data == nullptr ? 0 : 2 * cosines.last();
     if (rotary > size || (cosines.data != nullptr && (!cosines.has_rows() || sines.count() != cosines.count())))
       return ort::fail("TreeAttention: the rotary tables do not fit the heads");
-    for (size_t i = 0; rotary != 0 && i < rows; i++)
+    for (size_t i = 0; rotary != 0 && i < appended; i++)
       if (positions.as<const int64_t>()[i] < 0 || positions.as<const int64_t>()[i] >= cosines.rows())
         return ort::fail("TreeAttention: a position is outside the rotary tables");
     const bool int8_cache = sizeof(Cache) == 1;
@@ -344,8 +351,8 @@ struct TreeAttention {
 
     int64_t shape[3] = {1, static_cast<int64_t>(rows), heads * width};
     float* y = static_cast<float*>(ort::output(context, 0, shape, 3));
-    void* present_keys = ort::output(context, 1, keys.shape, 4);
-    void* present_values = ort::output(context, 2, values.shape, 4);
+    void* present_keys = shared ? const_cast<void*>(keys.data) : ort::output(context, 1, keys.shape, 4);
+    void* present_values = shared ? const_cast<void*>(values.data) : ort::output(context, 2, values.shape, 4);
     if (rows == 0) return nullptr;
     if (y == nullptr || present_keys == nullptr || present_values == nullptr)
       return ort::fail("TreeAttention: no memory for the result");
@@ -366,7 +373,9 @@ struct TreeAttention {
     job.kv_heads = kv_heads;
     job.size = size;
     job.capacity = capacity;
-    job.pending = tree == 0 ? rows : tree;
+    job.appended = appended;
+    job.picks = picks.as<const int64_t>();
+    job.pending = tree == 0 ? appended : tree;
     job.settled = filled - job.pending;
     job.window = window;
     job.soft_cap = soft_cap;
@@ -374,7 +383,7 @@ struct TreeAttention {
     Intake in{};
     const size_t stride = q.last();
     in.q = q.as<const float>();
-    in.k = packed ? in.q + heads * size : k.as<const float>();
+    in.k = packed ? in.q + heads * size : k.as<const float>();  // null: shared
     in.v = packed ? in.k + kv_heads * size : v.as<const float>();
     in.q_stride = stride;
     in.k_stride = in.v_stride = packed ? stride : kv_heads * size;
@@ -784,9 +793,9 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
   static Operator* const operators[] = {
       make<RowsProduct>({"RowsProduct", 8, 1, {F, U, F, U, U, U, U, U}, {F}, 2, 7, 1, 12}),
       make<TileRows>({"TileRows", 2, 1, {L, U}, {F}, 12, 12, 1, 12}),
-      make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
+      make<TreeAttention<float>>({"TreeAttention", 13, 3, {F, F, F, F, F, I, F, F, L, I, F, F, L}, {F, F, F}, 1, 2, 1, 6}),
       make<TreeAttention<int8_t>>(
-          {"TreeAttentionInt8", 12, 3, {F, F, F, B, B, I, F, F, L, I, F, F}, {F, B, B}, 1, 2, 3, 6}),
+          {"TreeAttentionInt8", 13, 3, {F, F, F, B, B, I, F, F, L, I, F, F, L}, {F, B, B}, 1, 2, 1, 6}),
       make<GatedDelta>({"GatedDelta", 15, 3, {F, F, F, F, F, F, F, F, F, F, F, F, I, I, I}, {F, F, F}, 6, 9, 3, 15}),
       make<RowsNorm>({"RowsNorm", 3, 2, {F, F, F}, {F, F}, 2, 2, 1, 12}),
       make<RowsPointwise>({"RowsPointwise", 1, 1, {F}, {F}, 12, 12, 1, 12}),

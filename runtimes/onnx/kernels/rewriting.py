@@ -37,6 +37,8 @@ GIVEN_TILES = "given_tiles"
 """uint8 [bytes]: the tiles of another model, for matrices that both read."""
 RECURRENT = "edgedecode.recurrent"
 """The domain of recurrent operators in graphs made here: they are ours, and no other engine has them."""
+PICKS = 14
+"""The input of an attention node that only reads keys and values: the numbers of the pass's rows that have queries."""
 _INT32, _INT64, _INT8 = 6, 7, 3
 _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
@@ -252,16 +254,23 @@ class _Rewriting:
 
     def _tree_attention(self, node: Node) -> Node:
         """Return our replacement for an attention node. Raises NotServed if our kernels do not support its form."""
-        inputs = [*node.inputs, *[""] * (14 - len(node.inputs))]
+        inputs = [*node.inputs, *[""] * (PICKS + 1 - len(node.inputs))]
+        shared = len(node.outputs) == 1
         attributes = node.attributes
-        types = {value.name: value for value in self._file.inputs}
+        types = {value.name: value for value in (*self._file.outputs, *self._file.inputs)}
         cache, values = types.get(inputs[3]), types.get(inputs[4])
         size = cache.dims[-1] if cache is not None and cache.dims else None
         if cache is None or values is None or values.elem_type != cache.elem_type:
             raise NotServed("its keys and values are no inputs of one type")
         if not serves_head(size):
             raise NotServed(f"its head size is {size}")
-        if not inputs[9] or inputs[11] or any(inputs[14:]) or any(node.outputs[3:]):
+        if (
+            not inputs[9]
+            or inputs[11]
+            or (shared and any(inputs[1:3]))
+            or any(inputs[PICKS + shared :])
+            or any(node.outputs[3:])
+        ):
             raise NotServed("its attention has no positions, or other inputs and outputs")
         if attributes.get("local_window_size", -1) != -1 or attributes.get("smooth_softmax", 0) not in (0, -1):
             raise NotServed("its attention has a window or sinks of its own")
@@ -273,6 +282,7 @@ class _Rewriting:
             raise NotServed("its keys and values are stored in another type")
         rotated = attributes.get("do_rotary", 0) == 1
         scale = attributes.get("scale", 0.0) or size**-0.5
+        more = [*(inputs[12:PICKS] if int8 else ("", "")), inputs[PICKS]]
         kept = {name: attributes[name] for name in _KEPT if name in attributes}
         if isinstance(heads := attributes.get("kv_num_heads"), int):
             self._kv_width = heads * size
@@ -286,13 +296,14 @@ class _Rewriting:
                 *(inputs[7:9] if rotated else ("", "")),
                 inputs[9],
                 PARENTS,
-                *(inputs[12:14] if int8 else ()),
+                *(more if any(more) else ()),
             ],
             node.outputs[:3],
             {
                 **kept,
                 "scale": scale,
                 "window": self._window if inputs[10] == _WINDOW_BIAS else 0,
+                "shared": int(shared),
                 "threads": self._threads,
             },
         )

@@ -490,8 +490,8 @@ static void take_in(const Intake& in, const Attention& job, size_t first, size_t
   const size_t size = job.size, head_cache = job.capacity * size;
   float rotated[kMostSize];
   for (size_t row = first; row < last; row++) {
-    const size_t slot = job.settled + job.pending - job.rows + row;
-    const int64_t position = in.cosines == nullptr ? 0 : in.positions[row];
+    const size_t slot = job.settled + job.pending - job.appended + job.place(row);
+    const int64_t position = in.cosines == nullptr ? 0 : in.positions[job.place(row)];
     for (size_t head = 0; head < job.heads; head++) {
       float* to = in.queries + (row * job.heads + head) * size;
       const float* key_scales = job.int8_cache ? in.key_scales + head / (job.heads / job.kv_heads) * size : nullptr;
@@ -501,7 +501,7 @@ static void take_in(const Intake& in, const Attention& job, size_t first, size_t
         if (key_scales != nullptr) to[d] *= key_scales[d];  // an int8 key times its scale, moved to the query
       }
     }
-    for (size_t head = 0; head < job.kv_heads; head++) {
+    for (size_t head = 0; in.k != nullptr && head < job.kv_heads; head++) {  // null: another layer has written them
       const float* value = in.v + row * in.v_stride + head * size;
       rotate(in, position, in.k + row * in.k_stride + head * size, rotated, size);
       const size_t key_at = head * head_cache + slot / kTile * kTile * size + slot % kTile;
@@ -800,20 +800,20 @@ static void attend(const Attention& job, size_t kv_head, size_t first, size_t la
       seen[q].path = nullptr;
       seen[q].query = job.queries + (row * job.heads + head) * job.size;
       seen[q].y = job.y + (row * job.heads + head) * job.size;
-      seen[q].length = total - job.rows + row + 1;
+      seen[q].length = total - job.appended + job.place(row) + 1;
       if (tree && q >= owners.width) {
         seen[q].length = seen[q - owners.width].length;
         seen[q].path = seen[q - owners.width].path;
       } else if (tree) {
         int32_t *bottom = paths + (q + 1) * job.pending, *path = bottom;
-        for (int32_t node = static_cast<int32_t>(job.pending - job.rows + row); node >= 0; node = job.parents[node]) {
+        for (int32_t node = static_cast<int32_t>(job.pending - job.appended + job.place(row)); node >= 0; node = job.parents[node]) {
           int32_t& owner = slots[job.settled + node - begin];
           owner = owner == Owners::kNobody ? static_cast<int32_t>(q) : Owners::kSeveral;
           *--path = node;
         }
         seen[q].length = job.settled + (bottom - path);
         seen[q].path = path;
-      } else if (q == 0) {
+      } else if (q == 0 || seen[q].length < common) {
         common = seen[q].length;  // in a chain every row sees what the first one sees
       }
       seen[q].low = job.window != 0 && seen[q].length > job.window ? seen[q].length - job.window : 0;

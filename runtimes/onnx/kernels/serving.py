@@ -192,7 +192,7 @@ def _rewritten(
     """Return the graph with our operators and its weights. Raises NotServed."""
     digest = weights_digest(root, root / entry.weights)
     known = load_findings(digest)
-    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known, given=given)
+    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known, given=given, every_row=bool(taps))
     features: tuple[str, ...] = ()
     if taps:
         from ..features import add_features  # late: few targets have a drafting head
@@ -217,13 +217,20 @@ def _most(file: GraphFile, attribute: str) -> int:
 
 
 def _opened(
-    entry: ModelEntry, graph: Graph, *, root: Path, digest: str, findings: Mapping[str, int], given: Stored | None
+    entry: ModelEntry,
+    graph: Graph,
+    *,
+    root: Path,
+    digest: str,
+    findings: Mapping[str, int],
+    given: Stored | None,
+    every_row: bool,
 ) -> tuple[GraphFile, Weights]:
     path = root / graph.file
     if GGUF in graph.capabilities:
         from ..gguf.opening import gguf_graph
 
-        return gguf_graph(entry, path, graph, digest=digest, findings=findings, given=given)
+        return gguf_graph(entry, path, graph, digest=digest, findings=findings, given=given, every_row=every_row)
     try:
         return GraphFile.parse(path.read_bytes()), WeightsFile(root / entry.weights, findings=findings)
     except (OSError, ValueError) as error:
