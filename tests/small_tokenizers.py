@@ -1,7 +1,7 @@
 """Tokenizers of a few hundred tokens, built in memory, for tests that must run without downloads."""
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LINES = ["the quick brown fox jumps", "über naïve café", "你好，世界", "emoji 🦙🦙 here", "a literal \ufffd mark"]
 
@@ -40,6 +40,21 @@ def byte_fallback() -> tokenizers.Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     inner.add_special_tokens(["<unk>", "<s>"])
+    return inner
+
+
+def byte_fallback_merges() -> tokenizers.Tokenizer:
+    """Return a BPE like Gemma 4's: the same without a leading space; runs of line feeds; merges against their ids."""
+    pieces = ["<pad>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "bc", "ab", *"abcé"]
+    pieces += ["▁▁", "▁ab", *("\n" * count for count in range(1, 5))]
+    merges = [("\n", "\n"), ("\n\n", "\n\n"), ("\n\n", "\n"), ("▁", "▁"), ("a", "b"), ("b", "c"), ("▁", "ab")]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens(["<pad>", "<bos>", "<turn|>"])
+    inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     return inner
 
 

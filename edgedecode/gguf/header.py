@@ -169,6 +169,8 @@ def _number_fault(contents: Contents, architecture: str) -> str:
         return f"it claims a context of {context} tokens"
     if (ahead := contents.integer(f"{architecture}.nextn_predict_layers")) >= layers:
         return f"{ahead} of its {layers} layers predict further tokens"
+    if (shared := contents.integer(f"{architecture}.attention.shared_kv_layers")) and shared + 2 > layers:
+        return f"{shared} of its {layers} layers read the keys and values of other layers"
     if contents.fields.get(f"{architecture}.attention.causal", 1) != 1:
         return "its attention is not causal: it is not a decoder"
     pattern = f"{architecture}.attention.sliding_window_pattern"

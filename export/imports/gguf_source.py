@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import ENCODERS
+from edgedecode.gguf.architectures import ENCODERS, PER_LAYER_TABLE
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, Contents, Tensor, read_contents
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.manifest import Generation
@@ -131,7 +131,7 @@ def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
     kinds = [kind for kind, _ in counted.most_common()] or [tensors[EMBEDDING].type]
     block = BLOCKS[kinds[0]][0]
     return WeightWidths(
-        parameters=sum(prod(tensor.shape) for tensor in tensors.values()),
+        parameters=sum(prod(each.shape) for each in tensors.values() if each.name != PER_LAYER_TABLE),
         bits=_bits(kinds[0]),
         block_size=block if block > 1 else 0,
         head_bits=_bits(tensors.get(OUTPUT, tensors[EMBEDDING]).type),

@@ -130,7 +130,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
 
 
 def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
-    if not vocabulary.scores:
+    if not vocabulary.scores and not vocabulary.merges:
         raise ExportError(f"{name} has no token scores: {REMEDY}")
     marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
@@ -143,7 +143,7 @@ def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
         "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": _model(
             vocabulary,
-            merges=_merges_of_scores(vocabulary),
+            merges=[_halves(merge) for merge in vocabulary.merges] or _merges_of_scores(vocabulary),
             unknown=None if unknown is None else vocabulary.tokens[unknown],
             fallback=True,
         ),

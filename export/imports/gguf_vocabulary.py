@@ -10,6 +10,7 @@ from math import isfinite
 
 from edgedecode.errors import ExportError
 from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.tokenizer_kinds import GEMMA4
 
 from ..gguf.pretokenizers import splits_of
 from ..gguf.specials import Specials
@@ -29,6 +30,8 @@ _ENDS = (
     "<|end_of_text|>",
     "<|endoftext|>",
     "<|eom_id|>",
+    "<turn|>",
+    "<|tool_response>",
     "<|eot|>",
     "<EOT>",
     "_<EOT>",
@@ -73,7 +76,7 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, *, name: str) -> S
         ends=tuple(dict.fromkeys(ends)),
         unknown=_id(metadata, "unknown_token_id", vocabulary, name=name),
         padding=_id(metadata, "padding_token_id", vocabulary, name=name),
-        add_beginning=metadata.flag(_PREFIX + "add_bos_token", usual=model == "llama" or added),
+        add_beginning=model == GEMMA4 or metadata.flag(_PREFIX + "add_bos_token", usual=model == "llama" or added),
         add_end=metadata.flag(_PREFIX + "add_eos_token", usual=False),
     )
 

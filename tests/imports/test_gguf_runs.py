@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.export.bundles.bundle import Bundle
 from edgedecode.pack.manifest import Manifest
-from tests.small_tokenizers import byte_fallback, byte_level
+from edgedecode.text.tokenizer import Tokenizer
+from tests.small_tokenizers import byte_fallback, byte_fallback_merges, byte_level
 
 from .files import File, write_file
 
@@ -83,6 +85,22 @@ def test_imported_gguf_with_token_scores_runs(tmp_path: Path) -> None:
     entry = imported(tmp_path / "pack", target).models["target"]
     assert entry.parity["gguf_texts_differing"] == 0
     assert generate(tmp_path / "pack", "ab é", draft_max=0)
+
+
+def test_imported_gguf_with_gemma_4s_vocabulary_is_read_as_llama_cpp_does(tmp_path: Path) -> None:
+    inner = byte_fallback_merges()
+    merges = json.loads(inner.to_str())["model"]["merges"]
+
+    def more(writer: GGUFWriter) -> None:
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+
+    target = write_file(tmp_path / "a.gguf", inner, File(eos="<turn|>", model="gemma4", more=more))
+    manifest = imported(tmp_path / "pack", target)
+    assert manifest.models["target"].parity["gguf_texts_differing"] == 0
+    found = Tokenizer.from_file(tmp_path / "pack" / "tokenizer.json")
+    for text in ("abc  abé\n\n\nab ", "c\n<turn|>"):
+        assert found.encode(text, add_special=True) == inner.encode(text).ids
+    assert manifest.generation.end_token_ids == (inner.token_to_id("<turn|>"),)
 
 
 def test_import_refuses_a_file_that_llama_cpp_cannot_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
