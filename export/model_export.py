@@ -83,7 +83,7 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         hybrid = job.source.shape.architecture in HYBRIDS
         drawing = None if hybrid else _drawing(job, network, windows=windows)
     if drawing is None:
-        return _file_only(job, network, checkpoint, pack=pack, stages=stages)
+        return _file_only(job, network, checkpoint, pack=pack, stages=stages, windows=windows)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     entry = _entry(job, drawing, parameters=parameters, window=windows.size)
     entry = replace(entry, notes=(*entry.notes, *_left_out(checkpoint)))
@@ -107,12 +107,11 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
 
 
 def _file_only(
-    job: ModelJob, network: PreTrainedModel, checkpoint: Checkpoint, *, pack: Path, stages: Stages
+    job: ModelJob, network: PreTrainedModel, checkpoint: Checkpoint, *, pack: Path, stages: Stages, windows: Windows
 ) -> ModelEntry:
     """Write and check a GGUF file, which is all that a pack has of a model whose graph no builder draws."""
     assert job.gguf is not None
     file, path = f"{job.role}/{GGUF_FILE}", pack / job.role / GGUF_FILE
-    windows = Windows(0, (False,) * job.source.shape.layers)
     with stages.stage(f"{job.role}: gguf", sum(each.numel() for each in network.parameters())) as advance:
         content = GgufFile(job.gguf, job.source, network, windows=windows, stored=job.recipe)
         reading = content.write(path, progress=advance, release=checkpoint.release)

@@ -104,11 +104,17 @@ class Reference:
         import torch
 
         with torch.no_grad(), self._layers_on_demand():
-            output = self.network.model(
-                inputs_embeds=self._embed(tokens),
+            body: Any = self.network.model
+            more = {}
+            if (table := getattr(body, "embed_tokens_per_layer", None)) is not None:  # Gemma 4
+                rows = self._embed(tokens, table, self._recipe.scheme_of("embed_tokens_per_layer"))
+                more = {"per_layer_inputs": rows.unflatten(-1, (len(body.layers), -1))}
+            output = body(
+                inputs_embeds=self._embed(tokens, self.network.get_input_embeddings(), self._recipe.head),
                 attention_mask=self._masks(visible, np.asarray(positions, np.int64)),
                 position_ids=torch.tensor([positions]),
                 use_cache=False,
+                **more,
             )
             return np.asarray(output.last_hidden_state[0].numpy())
 
@@ -144,15 +150,14 @@ class Reference:
         narrow = _additive(windows.visible(visible, positions))
         return narrow if all(windows.layers) else {FULL: _additive(visible), SLIDING: narrow}
 
-    def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Run the embedding module on a table of only the rows in use."""
+    def _embed(self, tokens: Sequence[int], embedding: Any, scheme: Scheme) -> torch.Tensor:  # noqa: ANN401
+        """Run an embedding module on a table of only the rows in use."""
         import torch
 
-        embedding = self.network.get_input_embeddings()
         used, where = np.unique(np.asarray(tokens), return_inverse=True)
-        table = torch.from_numpy(self._rows(embedding.weight, used, self._recipe.head))
+        table = torch.from_numpy(self._rows(embedding.weight, used, scheme))
         with _weights(embedding, {"weight": table}):
-            hidden = embedding(torch.from_numpy(where)[None])
+            hidden: torch.Tensor = embedding(torch.from_numpy(where)[None])
         self._release()
         return hidden
 
@@ -176,7 +181,9 @@ class Reference:
         """Materialise each module's weights just before it runs, and drop them just after."""
         body: Any = self.network.model
         named = {f"model.layers.{index}": layer for index, layer in enumerate(body.layers)}
-        named |= {f"model.{name}": module for name, module in body.named_children() if name.endswith("norm")}
+        named |= {
+            f"model.{name}": module for name, module in body.named_children() if name.endswith(("norm", "projection"))
+        }
         with ExitStack() as hooks:
             for name, module in named.items():
                 held = ExitStack()

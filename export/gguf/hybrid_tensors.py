@@ -17,11 +17,13 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.gguf.architectures import Architecture
 
 from ..graph.model_shape import Shape
+from ..graph.network import kept_buffers
 from ..graph.quantize import Scheme, quantize
 from ..graph.recipe import HEAD, Recipe
 from ..graph.weight_bytes import finite
+from .rotation import Rotation
 from .row_source import ArrayRows, FloatRows, RowArray, kind_of, transcode
-from .tensors import Tensor, tensor_name
+from .tensors import Tensor, factors_of, tensor_name
 
 if TYPE_CHECKING:
     import torch
@@ -59,9 +61,13 @@ class RoundedRows:
         return transcode(quantize(finite(part.float().numpy(), self.name), self.scheme), self.scheme)
 
 
-def hybrid_tensors(network: PreTrainedModel, *, shape: Shape, layout: Architecture, recipe: Recipe) -> Iterator[Tensor]:
+def hybrid_tensors(
+    network: PreTrainedModel, *, shape: Shape, layout: Architecture, rotation: Rotation, recipe: Recipe
+) -> Iterator[Tensor]:
     """Yield all tensors of the file, matrices as the recipe says, everything else in 32 bits."""
-    for name, parameter in network.named_parameters():
+    yield from factors_of(layout, rotation)
+    buffers = [(f"{name}.weight", value) for name, value in kept_buffers(network)]
+    for name, parameter in (*network.named_parameters(), *buffers):
         order = _order(name, parameter, network.config)
         if parameter.dim() != 2:
             values = _values(name, parameter, layout)[slice(None) if order is None else order]

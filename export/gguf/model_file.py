@@ -89,7 +89,7 @@ class GgufFile:
         specials, rotation = _specials(self._inner, request, source), check_gguf_network(source, network)
         factor = query_factor(network, shape, layout)
         if isinstance(stored, Recipe):
-            self._tensors = [*hybrid_tensors(network, shape=shape, layout=layout, recipe=stored)]
+            self._tensors = [*hybrid_tensors(network, shape=shape, layout=layout, rotation=rotation, recipe=stored)]
         else:
             self._tensors = tensors_of(
                 network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor

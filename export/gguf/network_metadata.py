@@ -60,6 +60,8 @@ def write_metadata(
         writer.add_final_logit_softcapping(network.config.final_logit_softcapping or _UNCAPPED)
     if layout.name.startswith("granite"):
         _multipliers(writer, network)
+    if layout.normed_values:
+        _shared(writer, config)
     if layout.recurrent:
         _recurrent(writer, config, layout, kv_heads=shape.kv_heads)
     if layout.tempered:
@@ -73,8 +75,10 @@ def _sizes(writer: GGUFWriter, shape: Shape, layout: Architecture, *, context: i
     writer.add_context_length(context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.mlp)
     writer.add_head_count(shape.heads)
+    if layout.normed_values:
+        return  # layers differ in the rest
+    writer.add_feed_forward_length(shape.mlp)
     if not layout.recurrent or layout.recurrent == GATED_DELTA:
         writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_size)
@@ -105,6 +109,30 @@ def _windows(writer: GGUFWriter, network: PreTrainedModel) -> None:
     if SLIDING in (kinds := config.layer_types) and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == SLIDING for kind in kinds])
+
+
+def _shared(writer: GGUFWriter, config: Any) -> None:  # noqa: ANN401
+    """Add the sizes of Gemma 4's layers, and which of them have no keys and values of their own."""
+    layers, shared = (
+        [config.per_layer_config[index] for index in range(config.num_hidden_layers)],
+        _shared_layers(config),
+    )
+    doubled = config.use_double_wide_mlp
+    writer.add_feed_forward_length(
+        [config.intermediate_size * (1 + (doubled and index >= len(layers) - shared)) for index in range(len(layers))]
+    )
+    writer.add_head_count_kv([each.num_key_value_heads for each in layers])
+    for kind, add in ((FULL, ("key_length", "value_length")), (SLIDING, ("key_length_swa", "value_length_swa"))):
+        size = config.per_layer_config[kind].head_dim
+        for name in add:
+            getattr(writer, f"add_{name}")(size)
+    writer.add_rope_dimension_count_swa(config.per_layer_config[SLIDING].head_dim)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+
+
+def _shared_layers(config: Any) -> int:  # noqa: ANN401
+    return int(config.num_kv_shared_layers or 0)
 
 
 def _multipliers(writer: GGUFWriter, network: PreTrainedModel) -> None:
@@ -158,6 +186,13 @@ def check_network(network: PreTrainedModel, shape: Shape, layout: Architecture, 
         )
     if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.gelu:
         raise ExportError(f"llama.cpp's {layout.name} has the activation silu, not {config.hidden_act!r}: {_WITHOUT}")
+    if layout.normed_values and _shared_layers(config):
+        own = config.layer_types[: config.num_hidden_layers - _shared_layers(config)]
+        if own[-2:] != [SLIDING, FULL]:
+            raise ExportError(
+                f"llama.cpp's {layout.name} shares the keys and values of a layer with a window and of a following one "
+                f"without, this model those of other layers: {_WITHOUT}"
+            )
     step = layout.unrotated
     if step and any(bool(used) != bool((place + 1) % step) for place, used in enumerate(config.no_rope_layers)):
         raise ExportError(

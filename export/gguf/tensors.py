@@ -61,7 +61,7 @@ def tensors_of(
 
     stored: the pack's matrices. query_factor: see `network_metadata.query_factor`.
     """
-    found = list(_factors(layout, rotation))
+    found = list(factors_of(layout, rotation))
     for name, parameter in network.named_parameters():
         title = tensor_name(name, layout, layers=shape.layers)
         head = shape.head_size if layout.reordered and ("q_proj" in name or "k_proj" in name) else 0
@@ -100,7 +100,8 @@ def _vector(parameter: torch.Tensor, *, shift: float, factor: float) -> FloatArr
     return np.asarray((values + np.float32(shift)) * np.float32(factor), np.float32)
 
 
-def _factors(layout: Architecture, rotation: Rotation) -> Iterator[Tensor]:
+def factors_of(layout: Architecture, rotation: Rotation) -> Iterator[Tensor]:
+    """Yield the tensors of RoPE factors."""
     names: Sequence[str] = layout.factors if len(rotation.factors) else ()
     for name in names:
         yield Tensor(name, rotation.factors.shape, ArrayRows(rotation.factors))

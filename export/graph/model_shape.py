@@ -12,11 +12,12 @@ from edgedecode.typed_json import Count, Finite, JsonValue, Positive
 from ..frameworks import fields_of
 from .quantize import Scheme
 
-_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 _LONG_ROPE_NAMES = ("longrope", "su")
 _HEAD_MULTIPLE = 16
 _TEXT_CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
@@ -191,7 +192,7 @@ def check_engine(config: ModelConfig, shape: Shape, *, name: str, body: Scheme, 
         raise ExportError(
             f"{name} has {shape.heads} heads, which is not a multiple of its {shape.kv_heads} key-value heads"
         )
-    if config.use_bidirectional_attention:
+    if config.use_bidirectional_attention not in (None, False, "vision"):  # of images only
         raise ExportError(f"{name} attends in both directions (use_bidirectional_attention): it does not generate text")
     for kind in _rope_kinds(config):
         if kind not in _ROPE_KINDS:

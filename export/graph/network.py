@@ -7,6 +7,7 @@ the long one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,12 +74,13 @@ def _attention(config: Any) -> str:  # noqa: ANN401  (configurations share no ty
 
 
 def _restore_scale(network: PreTrainedModel) -> None:
-    """Recreate the embedding's scale, a buffer that checkpoints do not contain."""
-    embedding: Any = network.get_input_embeddings()
-    if hasattr(embedding, "scalar_embed_scale"):
-        import torch
+    """Recreate the scales of embeddings, buffers that checkpoints do not contain."""
+    import torch
 
-        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+    embedding: Any
+    for embedding in network.modules():
+        if hasattr(embedding, "scalar_embed_scale"):
+            embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
 
 
 def _float_vectors(network: PreTrainedModel) -> None:
@@ -91,6 +93,11 @@ def _float_vectors(network: PreTrainedModel) -> None:
                 setattr(module, name, torch.nn.Parameter(parameter.float(), requires_grad=False))
 
 
+def kept_buffers(network: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that checkpoints contain, by name: the scale of a layer's result (Gemma 4)."""
+    return ((name, value) for name, value in network.named_buffers() if name.endswith("layer_scalar"))
+
+
 def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> None:
     if (created := type(network).__name__) != architecture:
         raise ExportError(
@@ -99,7 +106,7 @@ def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> N
 
 
 def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name: str) -> None:
-    wanted = dict(network.named_parameters(remove_duplicate=False))
+    wanted = {**dict(network.named_parameters(remove_duplicate=False)), **dict(kept_buffers(network))}
     if tied and _HEAD not in checkpoint.tensors:
         wanted.pop(_HEAD, None)
     if missing := [tensor for tensor in wanted if tensor not in checkpoint.tensors]:
@@ -113,7 +120,13 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
             )
     if tied:
         _check_tied(network, checkpoint, name=name)
-    unused = [tensor for tensor in checkpoint.tensors if tensor not in wanted and not tensor.endswith(_IGNORED)]
+    body: Any = network.model
+    unread = tuple(f"model.{each}." for each in getattr(body, "_keys_to_ignore_on_load_unexpected", None) or ())
+    unused = [
+        tensor
+        for tensor in checkpoint.tensors
+        if tensor not in wanted and not tensor.endswith(_IGNORED) and not tensor.startswith(unread)
+    ]
     if unused:
         count = counted(len(unused), "tensor")
         raise ExportError(f"{name}: the file has {count} unknown to its config.json, {unused[0]} first: one is wrong")

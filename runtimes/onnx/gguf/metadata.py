@@ -261,12 +261,8 @@ class Metadata:
         expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
         if name.startswith("per_layer_"):
             tokens, wide = self.contents.tensors["token_embd.weight"].shape[-1], self.layers * self.per_layer
-            per_layer = {
-                "token_embd": (wide, tokens),
-                "model_proj": (self.hidden, wide),
-                "proj_norm": (self.per_layer,),
-            }
-            expected = per_layer.get(name.removeprefix("per_layer_").removesuffix(".weight"), shape)
+            parts = {"token_embd": (wide, tokens), "model_proj": (self.hidden, wide), "proj_norm": (self.per_layer,)}
+            expected = parts[name.removeprefix("per_layer_").removesuffix(".weight")]
         expected = (self.hidden,) if name == f"{self.architecture.final_norm}.weight" else expected
         if self.is_head:
             wide = self.integer("target_hidden_size", self.hidden)
