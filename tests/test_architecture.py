@@ -29,7 +29,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
     "sampling": {"arrays", "errors"},
     "decoding": {"sampling", "arrays", "errors"},
     "memory": {"errors", "fair_lock"},
-    "schedule": {"decoding", "errors", "typed_json", "user_notices"},
+    "schedule": {"decoding", "errors", "sampling", "typed_json", "user_notices"},
     "drafters": {"decoding", "sampling", "arrays", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},
     "onnx_format": {"duplicate_names"},

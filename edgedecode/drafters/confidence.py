@@ -39,7 +39,9 @@ class Confidence:
 
     def chance(self, seen: Features) -> float:
         """Return the chance that a token with these features is accepted, given that those before it are."""
-        return 1.0 / (1.0 + math.exp(-sum(weight * value for weight, value in zip(self.weights, seen, strict=True))))
+        (logit, margin, position), weights = seen, self.weights
+        # Not `sum`, whose last bit depends on Python's version.
+        return 1.0 / (1.0 + math.exp(-(weights[0] * logit + weights[1] * margin + weights[2] * position)))
 
     def learn(self, seen: Sequence[Features], accepted: int) -> None:
         """Take a step for each token up to the first rejected one; later ones were not judged."""

@@ -39,7 +39,7 @@ def first_uniform(key: int) -> float:
 
 def exponentials(key: int, ids: IntArray) -> _Doubles:
     """Return an exponential of mean 1 for each id, from output id + 1 of a generator seeded with `key`."""
-    return np.negative(_logarithm(_uniforms(_hashes(key, ids))))
+    return np.negative(logarithm(_uniforms(_hashes(key, ids))))
 
 
 def first_arrivals(key: int, ids: IntArray | None, rates: npt.NDArray[np.floating], *, count: int = 1) -> list[int]:
@@ -96,8 +96,11 @@ def _uniforms(hashes: npt.NDArray[np.uint64]) -> _Doubles:
     return uniforms
 
 
-def _logarithm(x: _Doubles) -> _Doubles:
-    """Return ln x for x in (0, 1), after e_log.c of FreeBSD's msun (Sun Microsystems, 1993), to less than one ulp."""
+def logarithm(x: _Doubles) -> _Doubles:
+    """Return ln x for x in (0, 1], after e_log.c of FreeBSD's msun (Sun Microsystems, 1993), to less than one ulp.
+
+    The bits are the same on every machine, unlike those of `np.log`.
+    """
     m, exponents = np.frexp(x)
     low = m < 0.70710678118654752440
     m = np.where(low, m + m, m)

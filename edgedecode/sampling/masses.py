@@ -68,7 +68,7 @@ def total_mass(weights: FloatArray) -> int:
     return sum(int(masses(weights[start : start + _PIECE]).sum()) for start in range(0, len(weights), _PIECE))
 
 
-def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
+def masses(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """Return the weights in units of 2**-40, rounded to nearest; 2**23 of them can be added without overflow."""
     units = weights.astype(np.float64)
     units *= MASS_UNIT

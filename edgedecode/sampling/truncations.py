@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
 
+from .counter_rng import logarithm
 from .masses import MASS_UNIT, masses, total_mass
 
 Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
@@ -56,10 +57,10 @@ def typical(weights: FloatArray, mass: float) -> npt.NDArray[np.bool_]:
 
     Surprise is -ln p, its expectation the entropy (locally typical sampling, 2202.00666); so the likeliest may go.
     """
-    surprises = -np.log(np.maximum(weights, _LEAST).astype(np.float64))  # up to the same constant as the expectation
+    surprises = -logarithm(np.maximum(weights, _LEAST).astype(np.float64))  # up to the same constant as the expectation
     units, shares = masses(weights), masses(weights * surprises)
     total = int(units.sum())
-    distances = np.where(weights > 0, np.abs(surprises - int(shares.sum()) / total), np.inf)
+    distances = np.where(weights > 0, np.abs(surprises - float(shares.sum()) / float(total)), np.inf)
     nearest = np.argsort(distances, kind="stable")
     place = int(np.searchsorted(np.cumsum(units[nearest]), max(1, int(mass * float(total)))))
     kept: npt.NDArray[np.bool_] = distances <= distances[nearest[place]]

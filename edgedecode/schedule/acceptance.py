@@ -192,8 +192,9 @@ class Acceptance:
                 prior = base if above < 0 else (base + above) / 2
                 chance = above = (new.accepted[depth] * new_scale + PRIOR_ROUNDS * prior) / tried
                 if hope:
+                    share = PRIOR_ROUNDS / tried
                     variance = above * (1 - above) / (tried + 1)
-                    variance += base * (1 - base) / (known + 1) * (PRIOR_ROUNDS / tried) ** 2
+                    variance += base * (1 - base) / (known + 1) * (share * share)
                     chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             yield alive

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.policy import MAX_DRAFT
+from edgedecode.sampling.counter_rng import logarithm
 
 from .medians import LATEST, Recent
 
@@ -174,7 +175,7 @@ class CostTable:
     def _refit(self) -> None:
         """Fit β by kernel regression over the measured widths and the prior."""
         rows = np.maximum(0, np.arange(WIDEST + 1) - 1)
-        known = self._weights().sum(axis=1)
+        known = self._weights().sum(axis=0)
         self._stale = 0
         self.fits += 1
         curve = _monotone(np.maximum(1.0, 1.0 + self._beta() * rows))
@@ -188,16 +189,18 @@ class CostTable:
             self._curve, self._least = (fixed_curve(found, self.widths) for found in (self._curve, self._least))
 
     def _weights(self) -> npt.NDArray[np.float64]:
-        """Return the weight at each width of the passes measured at each other, [width, measured]."""
-        weights = _kernel() * np.minimum(self.seen, ENOUGH)
-        weights[:, :2] = 0.0
+        """Return the weights of the passes measured at each width, at each other, [measured, width]."""
+        weights = _kernel() * np.minimum(self.seen, ENOUGH)[:, None]
+        weights[:2] = 0.0
         return weights
 
     def _beta(self) -> npt.NDArray[np.float64]:
         """Return the fitted β by width."""
         prior = np.maximum(_prior(self.widths) if self._kept is None else self._kept, LEAST_BETA)
         weights = self._weights()
-        moved = (PRIOR_WEIGHT + weights @ (self.beta / prior)) / (PRIOR_WEIGHT + weights.sum(axis=1))
+        # Sums over the first axis add row by row: native code gives the same bits. A matrix product would not.
+        ratios = weights * (self.beta / prior)[:, None]
+        moved = (PRIOR_WEIGHT + ratios.sum(axis=0)) / (PRIOR_WEIGHT + weights.sum(axis=0))
         found: npt.NDArray[np.float64] = prior * moved
         return found
 
@@ -209,9 +212,10 @@ def drift_of(ratio: float | None) -> int:
 
 @cache
 def _kernel() -> npt.NDArray[np.float64]:
-    """Return the weight at each width of a measurement at each other, [width, measured]."""
+    """Return the weight at each width of a measurement at each other; symmetric."""
     widths = np.maximum(1, np.arange(WIDEST + 1))
-    distance = np.log(widths[:, None] / widths[None, :]) / REACH
+    ratios = np.minimum(widths[:, None], widths) / np.maximum(widths[:, None], widths)
+    distance = logarithm(ratios) / REACH
     return 1 / (1 + distance**2)
 
 

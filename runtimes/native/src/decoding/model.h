@@ -59,6 +59,7 @@ class FeatureState {
  public:
   virtual ~FeatureState() = default;
   virtual int oldest() const = 0;  // first position that is kept
+  virtual int width() const = 0;   // layers * hidden
   virtual void rows(int start, int stop, float* out) const = 0;
 };
 

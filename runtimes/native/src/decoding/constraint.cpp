@@ -1,0 +1,52 @@
+#include "constraint.h"
+
+#include <cmath>
+
+#include "../errors.h"
+
+namespace edgedecode {
+
+Draft Constraint::forced(int room) {
+  Draft draft;
+  draft.source = kForced;
+  draft.tokens.resize(std::max(0, std::min(room, kMostForced)));
+  if (draft.empty() || !given_.forced) return Draft();
+  const int32_t count = given_.forced(given_.user, draft.tokens.data(), draft.size());
+  draft.tokens.resize(std::max(0, std::min(count, draft.size())));
+  return draft;
+}
+
+Draft Constraint::allowed(const Draft& draft) {
+  if (draft.empty() || !draft.parents.empty() || !given_.rollback) return Draft();
+  int count = 0;
+  while (count < draft.size() && given_.commit(given_.user, draft.tokens[count]) == 0) ++count;
+  if (count && given_.rollback(given_.user, count) != 0)
+    throw capability_error("the constraint cannot roll back: leave out `rollback`, and nothing is drafted");
+  return draft.cut(count);
+}
+
+const float* Constraint::masked(const float* row, const Ids& path) {
+  commit(path);
+  std::vector<uint32_t> bits((rows_ + 31) / 32, 0);
+  if (given_.mask(given_.user, bits.data(), bits.size()) != 0)
+    throw capability_error("the grammar allows no further token of this model's vocabulary");
+  row_.assign(rows_, -INFINITY);
+  bool any = false;
+  for (int id = 0; id < rows_; ++id)
+    if (bits[id / 32] >> (id % 32) & 1) row_[id] = row[id], any = true;
+  if (!any) throw capability_error("the grammar allows no further token of this model's vocabulary");
+  return row_.data();
+}
+
+void Constraint::extend(const Ids& tokens) {
+  commit(tokens);
+  path_ = 0;
+}
+
+void Constraint::commit(const Ids& tokens) {
+  for (; path_ < tokens.size(); ++path_)
+    if (given_.commit(given_.user, tokens[path_]) != 0 && !ends_.count(tokens[path_]))
+      throw capability_error("the constraint refuses token " + std::to_string(tokens[path_]) + ", which its mask allowed");
+}
+
+}  // namespace edgedecode
