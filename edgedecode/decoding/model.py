@@ -328,6 +328,18 @@ class DraftHead(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class Assistant(DraftHead, Protocol):
+    """A drafting head without keys and values of its own: it reads its target's (Gemma 4)."""
+
+    def attend(self, state: State, target: State, *, length: int) -> None:
+        """Let the rows of this model's state read the first `length` positions of a target's state, from now on.
+
+        The features are those of position length - 1. Raises CapabilityError for a target of another kind.
+        """
+        ...
+
+
+@runtime_checkable
 class SquaresModel(LanguageModel, Protocol):
     """A model that also sums the squares of its matrices' inputs, which tell how much each of their columns counts."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
-from edgedecode.decoding.model import DraftHead, FeatureState, LanguageModel
+from edgedecode.decoding.model import Assistant, DraftHead, FeatureState, LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
@@ -52,7 +52,11 @@ class HeadSource(DrafterSource):
         from .head_state import HeadState  # late: most packs have no head
 
         target.keep_features()
-        make = partial(HeadState, head, target, capacity=setting.capacity)
+        make: Callable[[], ModelState] = partial(HeadState, head, target, capacity=setting.capacity)
+        if isinstance(head, Assistant):
+            from .assistant_state import AssistantState
+
+            make = partial(AssistantState, head, target)
         return ModelDrafter(head, setting, name=self.name, make=make)
 
 

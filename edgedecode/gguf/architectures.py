@@ -151,7 +151,9 @@ HEAD = replace(_LLAMA, name="eagle3", windows=True, every=1)
 MTP = Architecture("mtp", "", windows=True, every=1)
 """The layer of a checkpoint that predicts further tokens (2412.19437), as a drafting head: a layer of the target's own
 kind. It reads, beside an embedding, what follows the target's final norm, or its own."""
-HEADS: Mapping[str, Architecture] = {each.name: each for each in (HEAD, MTP)}
+ASSISTANT = replace(HYBRIDS["Gemma4ForCausalLM"], name="gemma4-assistant")
+"""Gemma 4's drafter, as a drafting head: some small layers, whose queries read the target's keys and values."""
+HEADS: Mapping[str, Architecture] = {each.name: each for each in (HEAD, MTP, ASSISTANT)}
 HEAD_TAPS = 3
 """The layers of the target whose inputs a head of EAGLE-3's form reads."""
 HEAD_IDS = "d2t"

@@ -57,19 +57,23 @@ def _check_head(manifest: Manifest, root: Path) -> None:
     head = manifest.head
     if head is None:
         return
-    from edgedecode.gguf.architectures import HEADS, MTP  # late: few packs have one
+    from edgedecode.gguf.architectures import ASSISTANT, HEADS, MTP  # late: few packs have one
     from edgedecode.gguf.contents import read_contents
     from edgedecode.gguf.header import OUTPUT
 
     target, contents = manifest.models["target"], read_contents(root / head.gguf)
-    output, fc = contents.tensors.get(OUTPUT), contents.tensors.get("fc.weight")
-    if (kind := contents.fields.get("general.architecture")) not in HEADS or output is None or fc is None:
+    kind = contents.fields.get("general.architecture")
+    first = "nextn.pre_projection.weight" if kind == ASSISTANT.name else "fc.weight"
+    output, fc = contents.tensors.get(OUTPUT), contents.tensors.get(first)
+    if kind not in HEADS or output is None or fc is None:
         raise ManifestError(f"{root / head.gguf} holds no drafting head: add the head again")
     read = (len(head.taps) + (kind == MTP.name)) * target.hidden_size
-    shapes = (target.hidden_size, head.rows), (read, target.hidden_size)
-    if (output.shape, fc.shape) != shapes or head.hidden_size != target.hidden_size:
+    wide, most = target.hidden_size, target.layers + (kind == MTP.name)
+    if kind == ASSISTANT.name:
+        read, wide, most = 2 * target.hidden_size, head.hidden_size, target.layers + 2
+    if (output.shape, fc.shape, head.hidden_size) != ((wide, head.rows), (read, wide), wide):
         raise ManifestError(f"{root / head.gguf} has other sizes than the manifest says: add the head again")
-    if any(not 0 < layer < target.layers + (kind == MTP.name) for layer in head.taps):
+    if any(not 0 < layer < most for layer in head.taps):
         raise ManifestError(f"the head reads layers {list(head.taps)}, the target has {target.layers}: add it again")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import EdgeDecodeError
-from edgedecode.gguf.architectures import MTP
+from edgedecode.gguf.architectures import ASSISTANT, MTP
 from edgedecode.library.find import find_head, find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
@@ -98,7 +98,10 @@ def _line(manifest: Manifest) -> str:
         return f"{manifest.name} has no drafting head: `edgedecode head add PACK SOURCE` adds one"
     size = format_nbytes(manifest.files[head.gguf].nbytes)
     layers = ", ".join(map(str, head.taps))
-    read = "what follows the final norm (MTP)" if head.architecture == MTP.name else f"the inputs of layers {layers}"
+    read = {
+        MTP.name: "what follows the final norm (MTP)",
+        ASSISTANT.name: "the target's keys and values",
+    }.get(head.architecture, f"the inputs of layers {layers}")
     return f"{head.parameters / 1e6:.1f}M parameters in {size}, {head.rows} ids, reads {read}; licence: {head.license}"
 
 

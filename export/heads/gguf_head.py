@@ -14,7 +14,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD, HEAD_IDS, HEADS
+from edgedecode.gguf.architectures import ASSISTANT, HEAD, HEAD_IDS, HEADS
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
@@ -46,6 +46,8 @@ def read_gguf_head(path: Path) -> Head:
         placed = placed_mtp(tensors, layers, source=path)
         shape = _shape(contents, placed, None, path=path)
         return checked_head(replace(shape.as_mtp(gated=is_gated(placed)), window=0, verifier=""), placed, None)
+    if found == ASSISTANT.name:
+        raise ExportError(f"{path} is an assistant in a GGUF file: give the folder that it was converted from")
     if (layers := _integer(contents, "block_count", 1)) != 1:
         raise ExportError(f"{path} has {layers} layers: heads have one")
     ids = None
@@ -92,7 +94,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         *(encoded_field(f"{kind}.{name}", value, kind=BOOL) for name, value in flags.items()),
         encoded_field(f"{kind}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
     ]
-    tensors = [_written(name, head.tensors[name], bits=bits) for name in sorted(head.tensors)]
+    tensors = [written_tensor(name, head.tensors[name], bits=bits) for name in sorted(head.tensors)]
     if head.ids is not None:
         tensors.append(WrittenTensor(HEAD_IDS, (len(head.ids),), _I64, head.ids.astype("<i8").tobytes()))
     write_encoded(file, fields, tensors)
@@ -107,7 +109,8 @@ def stored_bits(tensor: HeadTensor, bits: int) -> int:
     return _KINDS[bits] if tensor.shape[-1] % BLOCK == 0 else _F16
 
 
-def _written(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
+def written_tensor(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
+    """Return a tensor as it is written, rounded to these bits if it is a matrix in floats."""
     kind = stored_bits(tensor, bits)
 
     def data() -> list[bytes]:

@@ -62,7 +62,7 @@ def read_head(source: Path) -> Head:
         raise ExportError(
             f"{source} is no folder and no GGUF file: give one of a drafting head, or `edgedecode pull` it"
         )
-    config, tensors = HeadConfig(source), _tensors(source)
+    config, tensors = HeadConfig(source), head_tensors(source)
     if has_mtp(tensors, config.layers):
         layer = placed_mtp(tensors, config.layers, source=source)
         return checked_head(config.mtp_shape(gated=is_gated(layer)), _with_divisors(config, layer), None)
@@ -87,7 +87,8 @@ def _published(name: str) -> str:
     return f"{_PUBLISHED.get(place, place)}.{kind}"
 
 
-def _tensors(folder: Path) -> dict[str, HeadTensor]:
+def head_tensors(folder: Path) -> dict[str, HeadTensor]:
+    """Return the tensors of a folder under their publisher's names. Raises ExportError."""
     if (folder / _BIN).is_file() and not any(folder.glob("*.safetensors")):
         return _unpickled(folder / _BIN)
     found: dict[str, HeadTensor] = {}

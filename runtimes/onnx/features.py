@@ -22,6 +22,8 @@ SLOTS = 288
 gets 0.9% more tokens a round after prompts of 523 to 1,299 tokens, and keeps 1.5 MB more."""
 _SUM = 3
 """The place of the sum among the outputs of an addition fused with a norm."""
+PICKED_ROWS = "R"
+"""The dimension of outputs that have the rows with logits only."""
 _PICKED = "/rows/hidden"
 """What exported graphs name the rows of the last norm whose logits are asked for."""
 
@@ -29,11 +31,16 @@ _PICKED = "/rows/hidden"
 def add_features(file: GraphFile, layers: Sequence[int], *, of: int) -> tuple[str, ...]:
     """Make what enters these layers outputs of the graph, before their norms, and return its names.
 
-    of: the target's layers; the layer of this number stands for what follows the final norm.
+    of: the target's layers; the layer of this number stands for what follows the final norm, and the next one for the
+    same of the rows with logits alone.
     None of them if a layer does not begin with the sum of two values and a norm, as the first one does not.
     """
     found: list[str] = []
     for layer in layers:
+        if layer > of:
+            norms = [node for node in file.nodes if node.op_type.endswith("SimplifiedLayerNormalization")]
+            file.outputs.append(ValueInfo(norms[-1].outputs[0], FLOAT, (1, PICKED_ROWS, "hidden")))
+            return (norms[-1].outputs[0],)
         if layer == of:
             found.append(_every_final_row(file))
             continue
@@ -82,10 +89,11 @@ class FeatureRows:
     """Implements `Features`: those of a state's last positions, pending rows included, where passes write them.
 
     outputs: the graph's, by `add_features`. start: the state's length, as those of earlier positions are not known.
+    picked: they are of the rows with logits only; what lies before the last pass's is forgotten.
     """
 
-    def __init__(self, outputs: Sequence[str], *, hidden: int, start: int, lease: Lease) -> None:
-        self._outputs, self._lease = outputs, lease
+    def __init__(self, outputs: Sequence[str], *, hidden: int, start: int, lease: Lease, picked: bool) -> None:
+        self._outputs, self._lease, self._picked = outputs, lease, picked
         self._values = np.empty((len(outputs), SLOTS, hidden), np.float32)
         self.oldest = self._end = start
 
@@ -95,8 +103,13 @@ class FeatureRows:
         found = self._values[:, first : stop - self.oldest].swapaxes(0, 1)
         return np.ascontiguousarray(found).reshape(stop - start, -1)
 
-    def bind(self, binding: Untyped, *, first: int, width: int) -> None:
-        """Let a pass write those of `width` rows, of which the first is at this slot of the state."""
+    def bind(self, binding: Untyped, *, first: int, width: int, rows: Sequence[int]) -> None:
+        """Let a pass write those of `width` rows, the first at this slot of the state. rows: those with logits."""
+        if self._picked:
+            if list(rows) != [*range(width - len(rows), width)]:
+                self._scattered(binding, len(rows), end=first + width)
+                return
+            first, width = first + width - len(rows), len(rows)
         if not self.oldest <= first <= self._end:  # the rows between have no features
             self.oldest = first
         if first + width - self.oldest > SLOTS:
@@ -112,8 +125,18 @@ class FeatureRows:
             binding.bind_output(name, "cpu", 0, np.float32, (1, width, hidden), address)
         self._end = first + width
 
+    def _scattered(self, binding: Untyped, count: int, *, end: int) -> None:
+        """Let a pass write those of rows that are not its last ones where nobody reads them."""
+        self._unread = np.empty((1, count, self._values.shape[-1]), np.float32)
+        for name in self._outputs:
+            binding.bind_output(name, "cpu", 0, np.float32, self._unread.shape, self._unread.ctypes.data)
+        self.oldest = self._end = end
+
     def gather(self, path: Sequence[int], *, length: int) -> None:
         """Move those of the pending rows of a path behind the settled ones."""
+        if length < self.oldest:  # some of them are not known
+            self.oldest = self._end = length + len(path)
+            return
         start = length - self.oldest
         self._values[:, start : start + len(path)] = self._values[:, [start + row for row in path]]
 

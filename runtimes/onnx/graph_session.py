@@ -26,6 +26,8 @@ LAYER_ROWS = "layer_rows"
 ROTARY, ROW_NUMBERS = ("cos_cache", "sin_cache"), "row_numbers"
 """Rotary tables by position; of architectures `rotated_by_pass` float32 [rows, values], and int64 [1, rows] with the
 numbers of a pass's rows, which are their positions in these tables."""
+TARGET_CACHES = ("target.full.key", "target.full.value"), ("target.window.key", "target.window.value")
+"""The keys and values of a target that an assistant reads, of its last layers of both kinds that have any."""
 FEATURES_INPUT, HIDDEN, HIDDEN_INPUT = "features", "hidden", "last_hidden"
 """A drafting head's inputs, of which rows have one or the other, features first: float32 [1, rows, taps · hidden], what
 layers of the target read, and [1, rows, hidden], its own output `HIDDEN` for the row before, [rows picked, hidden]."""
@@ -158,7 +160,8 @@ def check_contract(
         biases = [PARENTS]
     more = [TILES, GRAPH_TILES, GIVEN_TILES, FEATURES_INPUT, HIDDEN_INPUT] if own else []
     if GGUF in graph.capabilities:  # made here, with the caches of its file
-        own_inputs = (PAST, PAST_STATE, PAST_ROWS, KEPT_ROWS, LAYER_ROWS, ROW_NUMBERS, *ROTARY)
+        by_pass = (LAYER_ROWS, ROW_NUMBERS, *ROTARY, *TARGET_CACHES[0], *TARGET_CACHES[1])
+        own_inputs = (PAST, PAST_STATE, PAST_ROWS, KEPT_ROWS, *by_pass)
         more += [value.name for value in session.get_inputs() if value.name.startswith(own_inputs)]
         check_names(session, entry, path=path, needed=[*SCALARS, *biases], more=more, caches=False)
         return

@@ -1,4 +1,4 @@
-"""A drafting head on ONNX Runtime: a model whose rows also read features of the target, or its own last output."""
+"""Drafting heads on ONNX Runtime: models whose rows also read features of the target, or their own last output."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,13 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import HeadOutput, State
+from edgedecode.errors import CapabilityError
 
-from .graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT
+from .graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT, TARGET_CACHES
+from .onnx_engine import Untyped
 from .onnx_model import OnnxModel
 from .onnx_state import OnnxState
+from .providers.kv_cache import slot_count
 
 
 class HeadModel(OnnxModel):
@@ -56,3 +59,42 @@ class HeadModel(OnnxModel):
     @property
     def _width(self) -> int:
         return int(self._empty[HIDDEN_INPUT].shape[-1])
+
+
+class AssistantModel(HeadModel):
+    """Implements `Assistant`, of Gemma 4. A state has the rows of one draft, and what `attend` says that they read."""
+
+    def __init__(self, engine: Any, **parts: Any) -> None:  # noqa: ANN401  (those of OnnxModel)
+        super().__init__(engine, **parts)
+        self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
+
+    def attend(self, state: State, target: State, *, length: int) -> None:
+        own = self._own(state, OnnxState)
+        if not isinstance(target, OnnxState):
+            raise CapabilityError("the assistant reads a target on the same engine: use --runtime onnx")
+        shapes = {name: tuple(value.shape()) for name, value in target.shared.items()}
+        for name in (name for names in TARGET_CACHES for name in names):
+            if name not in shapes or (shapes[name][1], shapes[name][3]) != tuple(self._shapes[name][1::2]):
+                raise CapabilityError(f"the assistant is for other keys and values than its target's ({name})")
+            own.binding.bind_ortvalue_input(name, target.shared[name])
+        own.shared, own.attended = target.shared, length
+
+    def _bind(self, state: OnnxState) -> Untyped:
+        """Bind empty keys and values too, which passes read whose state has no target, as when threads are chosen."""
+        binding = super()._bind(state)
+        slots, value = slot_count(state.capacity, tiled=True), self._engine.OrtValue.ortvalue_from_numpy
+        state.shared = {
+            name: value(np.zeros((1, self._shapes[name][1], slots, self._shapes[name][3]), np.float32))
+            for names in TARGET_CACHES
+            for name in names
+        }
+        for name, values in state.shared.items():
+            binding.bind_ortvalue_input(name, values)
+        return binding
+
+    def _run(self, state: OnnxState, *, start: int, width: int) -> None:
+        if state.attended:  # every row of a draft is at the position behind
+            assert self._values is not None
+            self._buffers.total[0] = state.attended
+            self._values.bind(state.binding, [0] * width, np.full(width, state.attended, np.int64))
+        super()._run(state, start=start, width=width)

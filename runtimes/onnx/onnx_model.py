@@ -44,7 +44,8 @@ class OnnxModel(SessionModel[OnnxState]):
 
     It owns the session and the given `leases`. tiles: the weights of our products, by graph input. tiled: the graph has
     our attention, whose keys are stored in tiles too. table: the embedding, for a drafting head. features: the outputs
-    that it reads. values: what the graph of a GGUF file reads besides.
+    that it reads. values: what the graph of a GGUF file reads besides. shared: the caches that an assistant reads, by
+    the names of its inputs.
     """
 
     def __init__(  # noqa: PLR0913  (the parts of one open graph)
@@ -64,11 +65,12 @@ class OnnxModel(SessionModel[OnnxState]):
         table: "GivenTable | None" = None,
         features: Sequence[str] = (),
         values: "PassValues | None" = None,
+        shared: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         self._engine = engine
         self._use_threads = use_threads
-        self.table, self._features, self._values = table, tuple(features), values
+        self.table, self._features, self._values, self._shared = table, tuple(features), values, shared or {}
         self._buffers = Buffers(
             engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
         )
@@ -137,6 +139,8 @@ class OnnxModel(SessionModel[OnnxState]):
             cache = self._new_cache(caches, slots=slots, kv_type=self._card.kv_type, tiled=self._tiled)
             state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
             state.plans_tree, state.make_features = tree, self._make_features
+            places = {each.name: place for place, each in enumerate(caches)}
+            state.shared = {name: cache.values[places[each]] for name, each in self._shared.items()}
             if self._footprint.recurrent:
                 from .recurrence import Recurrence  # late: few models have such layers
 
@@ -213,7 +217,7 @@ class OnnxModel(SessionModel[OnnxState]):
 
     def _make_features(self, start: int) -> "FeatureRows":
         """Return where a state of this length keeps features."""
-        from .features import FeatureRows, features_nbytes
+        from .features import PICKED_ROWS, FeatureRows, features_nbytes
 
         name, hidden = self._card.name, self._entry.hidden_size
         if not self._features:
@@ -222,7 +226,10 @@ class OnnxModel(SessionModel[OnnxState]):
                 f"kernels run it; use --drafter suffix"
             )
         lease = self._budget.reserve(f"features:{name}", features_nbytes(len(self._features), hidden))
-        return FeatureRows(self._features, hidden=hidden, start=start, lease=lease)
+        picked = any(
+            value.name in self._features and value.shape[1] == PICKED_ROWS for value in self._session.get_outputs()
+        )
+        return FeatureRows(self._features, hidden=hidden, start=start, lease=lease, picked=picked)
 
     def _drop(self) -> None:
         self._tiles.clear()
@@ -304,7 +311,7 @@ class OnnxModel(SessionModel[OnnxState]):
         if self._values is not None:
             self._values.bind(state.binding, tokens, self._buffers.positions[:width])
         if state.features is not None:
-            state.features.bind(state.binding, first=state.length + start, width=width)
+            state.features.bind(state.binding, first=state.length + start, width=width, rows=rows)
         if self._card.hidden:  # in every pass: the binding keeps the last one's address
             here = np.empty((len(rows), self._entry.hidden_size), np.float32)
             state.binding.bind_output(HIDDEN, "cpu", 0, np.float32, here.shape, here.ctypes.data)

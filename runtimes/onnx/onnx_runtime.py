@@ -23,7 +23,7 @@ from edgedecode.sampling.row_draw import RowDraw
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .graph_choice import choose_graph, file_nbytes, graph_nbytes, is_gguf, with_graph
-from .graph_session import ROW_NUMBERS, OwnKernels, check_contract, open_session
+from .graph_session import ROW_NUMBERS, TARGET_CACHES, OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.rewriting import GIVEN_TILES
 from .kernels.serving import Served, explain, given_table, serve
@@ -172,7 +172,8 @@ class OnnxRuntime:
             check_contract(session, entry, graph, path=found.path, replaced=replaced)
             chooses = threads is None and found.chooses_threads
             card = replace(found.card, threads=most_threads() if chooses else found.threads)
-            model = _kind_of(graph)(
+            inputs = [value.name for value in session.get_inputs()]
+            model = _kind_of(graph, inputs)(
                 self._engine,
                 provider=found.provider,
                 tiles=tiles,
@@ -186,7 +187,8 @@ class OnnxRuntime:
                 leases=leases,
                 table=table,
                 features=() if served is None else served.features,
-                values=_pass_values(found, [value.name for value in session.get_inputs()]),
+                values=_pass_values(found, inputs),
+                shared=_assistants_caches(found) if request.taps and request.taps[0] > entry.layers else {},
             )
             undo.pop_all()
         if GGUF in found.graph.capabilities:
@@ -320,12 +322,18 @@ def _pass_values(found: _Found, inputs: Sequence[str]) -> "PassValues | None":
     return PassValues(found.path, inputs)
 
 
-def _kind_of(graph: Graph) -> type[OnnxModel]:
+def _assistants_caches(found: _Found) -> dict[str, str]:
+    from .gguf.opening import assistants_caches
+
+    return assistants_caches(found.path)
+
+
+def _kind_of(graph: Graph, inputs: Sequence[str]) -> type[OnnxModel]:
     if DRAFTING_HEAD not in graph.capabilities:
         return OnnxModel
-    from .head_model import HeadModel
+    from .head_model import AssistantModel, HeadModel
 
-    return HeadModel
+    return AssistantModel if TARGET_CACHES[0][0] in inputs else HeadModel
 
 
 def _card(request: ModelRequest, graph: Graph) -> ModelCard:

@@ -1,6 +1,6 @@
 """One sequence's keys and values, and the engine binding over them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_room, continues
 from .buffers import bias_copies, logits_nbytes
+from .onnx_engine import Untyped
 from .onnx_footprint import Footprint
 from .providers.kv_cache import CacheShape, KvCache, slot_count
 from .recurrence import recurrent_nbytes
@@ -121,6 +122,10 @@ class OnnxState(TreeState):
         self.plans_tree = False
         """Whether the model's buffers must hold a bias for trees because of this state."""
         self.cache = cache
+        self.shared: Mapping[str, Untyped] = {}
+        """The keys and values that an assistant reads, by the names of its inputs."""
+        self.attended = 0
+        """How many positions of its target an assistant's rows read."""
         self.recurrence: Recurrence | None = None
         """The memory of recurrent layers."""
         self.features: FeatureRows | None = None

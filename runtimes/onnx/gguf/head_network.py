@@ -121,7 +121,12 @@ class _HeadNetwork(Network):
         """Return the embeddings: of the target's table, unless the head has one."""
         if self.weights.has(EMBEDDING):
             return self._embedding()
-        return self._node("GatherBlockQuantized", [EMBEDDING, "input_ids", ""], domain="com.microsoft")
+        return embedded_by_target(self)
+
+
+def embedded_by_target(network: Network) -> str:
+    """Write the lookup of each row's token in the target's table, and return its name."""
+    return network._node("GatherBlockQuantized", [EMBEDDING, "input_ids", ""], domain="com.microsoft")
 
 
 def _unknown(hidden: int) -> Stored:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import (
     AFTER_NORMS,
+    ASSISTANT,
     ATTENTION,
     BY_NAME,
     CONVOLUTION,
@@ -56,7 +57,7 @@ class Layer:
     """Whether it sees only the last positions."""
     rotated: bool
     source: int
-    """The layer whose keys and values it reads; another one's: it has none of its own."""
+    """The layer whose keys and values it reads; another one's: it has none of its own. -1: a layer of the target's."""
     mlp: int
     """The width of its feed-forward part; 0: not specified."""
 
@@ -92,6 +93,11 @@ class Metadata:
     def is_eagle(self) -> bool:
         """Whether it is a head of EAGLE-3's form, whose layer reads embedding and features side by side."""
         return self.name == HEAD.name
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether it is Gemma 4's assistant, whose layers read its target's keys and values."""
+        return self.name == ASSISTANT.name
 
     @property
     def taps(self) -> int:
@@ -138,7 +144,7 @@ class Metadata:
             head_size=self.integer("attention.key_length_swa", self.head_size) if window else self.head_size,
             window=window,
             rotated=self._is_rotated(index),
-            source=index if index < own or not alike else alike[-1],
+            source=-1 if self.is_assistant else index if index < own or not alike else alike[-1],
             mlp=self.listed("feed_forward_length", index),
         )
 
@@ -272,6 +278,8 @@ class Metadata:
             }
             own |= {"enc.output_norm.weight": (features,), "enc.token_norm.weight": (self.hidden,)}
             own |= {f"fc_norm.{index}.weight": (wide,) for index in range(HEAD_TAPS)}
+            own |= {"nextn.pre_projection.weight": (2 * wide, self.hidden)}
+            own |= {"nextn.post_projection.weight": (self.hidden, wide)}
             expected = own.get(name, expected)
         expected = expected[1:] if part.endswith(".bias") else expected
         return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"

@@ -291,10 +291,10 @@ class Network(RecurrentLayers):
         tables = [_cache(name, window=own) for name in ROTARY] if facts.rotated else ["", ""]
         positions = ROW_NUMBERS if shape.architecture.rotated_by_pass else "position_ids"
         cap = shape.cap("attn_logit_softcapping", shape.architecture.attention_cap)
-        y, past = f"{part}attention", "past_key_values" if facts.source == layer else "present"
+        y = f"{part}attention"
         inputs = [
             *self._tempered(projections, facts),
-            *(f"{past}.{facts.source}.{name}" for name in ("key", "value")),
+            *self._cache_names(layer),
             *("seqlens_k", "total_length", *tables, positions, WINDOW_BIAS if facts.window else FULL_BIAS),
         ]
         attributes: dict[str, int | float | bytes] = {
@@ -315,6 +315,12 @@ class Network(RecurrentLayers):
         outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value") if facts.source == layer)]
         self.file.nodes.append(Node("GroupQueryAttention", MICROSOFT, y, inputs, outputs, dict(attributes)))
         return y
+
+    def _cache_names(self, layer: int) -> list[str]:
+        """Return the names of the keys and values that a layer reads, before it adds its own if it has any."""
+        source = self.layers[layer].source
+        past = "past_key_values" if source == layer else "present"
+        return [f"{past}.{source}.{name}" for name in ("key", "value")]
 
     def _projections(self, x: str, layer: int) -> list[str]:
         """Return queries, keys and values, or the one product of all three and two empty names."""

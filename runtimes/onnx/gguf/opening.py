@@ -16,7 +16,7 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import DRAFTING_HEAD, GGUF
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph_session import FULL_BIAS, SCALARS
+from ..graph_session import FULL_BIAS, SCALARS, TARGET_CACHES
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed, Stored
 from .metadata import read_metadata
@@ -85,7 +85,12 @@ def gguf_graph(
     if metadata.is_head:
         from .head_network import HeadWeights, build_head_graph
 
-        own = HeadWeights(path, metadata.contents, findings=findings, given=given, hidden=metadata.hidden)
+        wide = metadata.integer("target_hidden_size") if metadata.is_assistant else metadata.hidden
+        own = HeadWeights(path, metadata.contents, findings=findings, given=given, hidden=wide)
+        if metadata.is_assistant:
+            from .assistant_network import build_assistant_graph
+
+            return build_assistant_graph(metadata, own), own
         return build_head_graph(metadata, own, context=entry.context), own
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
@@ -110,6 +115,15 @@ def gguf_graph(
     )
     weights.release()
     return file, weights
+
+
+def assistants_caches(path: Path) -> dict[str, str]:
+    """Return the caches of the file's graph that an assistant reads, by its inputs: the last ones of both kinds."""
+    found, layers = dict[str, str](), read_metadata(path).every_layer
+    for window, names in enumerate(TARGET_CACHES):
+        own = [index for index, each in enumerate(layers) if each.source == index and each.window == bool(window)]
+        found |= {name: f"{own[-1]}.{part}" for name, part in zip(names, ("key", "value"), strict=True) if own}
+    return found
 
 
 def gguf_graph_nbytes(entry: ModelEntry) -> int:

@@ -192,7 +192,15 @@ def _rewritten(
     """Return the graph with our operators and its weights. Raises NotServed."""
     digest = weights_digest(root, root / entry.weights)
     known = load_findings(digest)
-    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known, given=given, every_row=bool(taps))
+    file, mapped = _opened(
+        entry,
+        graph,
+        root=root,
+        digest=digest,
+        findings=known,
+        given=given,
+        every_row=any(tap <= entry.layers for tap in taps),
+    )
     features: tuple[str, ...] = ()
     if taps:
         from ..features import add_features  # late: few targets have a drafting head

@@ -143,6 +143,8 @@ class MixedCache:
 
 def host_cache(engine: Untyped, caches: Sequence[CacheShape], *, slots: int, kv_type: str, tiled: bool) -> KvCache:
     """Return keys and values in arrays that the engine shares."""
+    if not caches:  # of a drafter that reads its target's
+        return HostCache(engine, (0, 1, 1, KEY_TILE, KEY_TILE), kv_type=kv_type, tiled=tiled)
     if len({(each.heads, each.size) for each in caches}) > 1:
         return MixedCache(engine, caches, slots=slots, kv_type=kv_type, tiled=tiled)
     return HostCache(engine, uniform_shape(caches, slots), kv_type=kv_type, tiled=tiled)
