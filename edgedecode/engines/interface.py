@@ -3,12 +3,15 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Holder
 from edgedecode.pack.manifest import ModelEntry
+
+if TYPE_CHECKING:  # only a package for the native library is made of them
+    from .native_model import NativeModel
 
 __all__ = [
     "ADAPTERS",
@@ -20,6 +23,7 @@ __all__ = [
     "Device",
     "ModelFootprint",
     "ModelRequest",
+    "NativeRuntime",
     "PlanningRuntime",
     "Runtime",
     "StateHolders",
@@ -78,7 +82,7 @@ class ModelRequest:
     taps: tuple[int, ...] = ()
     """The layers whose inputs a drafting head reads, the number of layers for what follows the final norm: the model's
     states are `FeatureState`s."""
-    beside: LanguageModel | None = None
+    beside: "LanguageModel | NativeModel | None" = None
     """The target that a drafting head is opened for, whose embedding it reads; None: unknown, as in a plan."""
 
 
@@ -141,4 +145,16 @@ class PlanningRuntime(Protocol):
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
         """Return the memory that `open` takes. May build files; raises like `open`, except BudgetExceeded."""
+        ...
+
+
+@runtime_checkable
+class NativeRuntime(Protocol):
+    """An engine whose models the native library runs too."""
+
+    def native_model(self, request: ModelRequest, folder: Path) -> "NativeModel":
+        """Write a model's files to `folder`/`request.name`, and return its facts.
+
+        Raises CapabilityError for a model that the native library cannot run, with the reason.
+        """
         ...

@@ -37,6 +37,8 @@ from .providers.provider import Provider, choose_provider, every_provider, find_
 from .recurrence import SLOTS
 
 if TYPE_CHECKING:
+    from edgedecode.engines.native_model import NativeModel
+
     from .gguf.pass_values import PassValues
     from .static.static_open import StaticGraph
 
@@ -216,6 +218,18 @@ class OnnxRuntime:
 
             holders = partial(holders, more=(head_features(request.root / found.graph.file),))
         return ModelFootprint(found.card, (*loaded, buffers), holders)
+
+    def native_model(self, request: ModelRequest, folder: Path) -> "NativeModel":
+        """Implements `NativeRuntime`."""
+        from .kernels.native_files import write_model  # late: only a package is made so
+
+        request = _located(request)
+        if INT8_KV in request.needs and is_gguf(request.entry) and "kv8" in request.entry.graphs:
+            from .gguf.kv_scales import measure_scales
+
+            measure_scales(request, self.open)
+        graph = choose_graph(request.entry, request.root, name=request.name, needs=request.needs)
+        return write_model(request, graph, _card(request, graph), folder)
 
     def _kept_choice(self, found: "_Found") -> Path | None:
         """Return the cache file with the fastest number of threads; None if it cannot be cached."""

@@ -21,11 +21,13 @@ class PackageCommand:
     """Makes a bundle for an app of a pack."""
 
     name = "package"
-    help = "make a bundle of a pack for an Android or Snapdragon app"
+    help = "make a bundle of a pack for an Android or Snapdragon app, or the native library's folder"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("pack", metavar="PACK", help="folder or hub id of a pack (`demo`: the bundled one)")
-        parser.add_argument("--target", required=True, choices=TARGETS, help="what the bundle is for")
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument("--target", choices=TARGETS, help="what the bundle is for")
+        what.add_argument("--native", action="store_true", help="make the folder that the native library opens instead")
         parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make")
         device = parser.add_argument_group("device", "the plan of memory, context and drafts is made for it")
         device.add_argument("--device-memory", metavar="SIZE", help="the device's memory (default: 8GB)")
@@ -39,6 +41,12 @@ class PackageCommand:
         device.add_argument(
             "--profile", type=Path, metavar="FILE", help="speeds measured on the device with `edgedecode bench --json`"
         )
+        parser.add_argument(
+            "--kv-type",
+            choices=("float32", "int8"),
+            default="float32",
+            help="of --native's KV cache (default: float32)",
+        )
         test = parser.add_argument_group("app and self-test")
         test.add_argument("--app-id", default="com.example.edgedecode", metavar="NAME", help="default: %(default)s")
         test.add_argument("--prompts", type=Path, metavar="FILE", help="self-test prompts as jsonl (default: bundled)")
@@ -51,6 +59,8 @@ class PackageCommand:
         from ...cli.display import live_stages
         from ..package import make_bundle
 
+        if arguments.native:
+            return _native(arguments)
         with quiet(debug=arguments.debug):
             request = _read(arguments)
             with notices_shown(), live_stages() as stages:
@@ -59,6 +69,19 @@ class PackageCommand:
         if arguments.json:
             print_json(asdict(bundle))
         return 0
+
+
+def _native(arguments: Namespace) -> int:
+    from ...cli.display import live_stages
+    from ...native.folder import write_native_folder
+
+    with quiet(debug=arguments.debug), notices_shown(), live_stages() as stages:
+        folder = write_native_folder(find_pack(arguments.pack), arguments.out, stages, kv_type=arguments.kv_type)
+    nbytes = sum(each.nbytes for each in folder.files.values())
+    print(f"{arguments.out}: {folder.name} for the native library, {format_nbytes(nbytes)}")
+    if arguments.json:
+        print_json(folder.value)
+    return 0
 
 
 def _read(arguments: Namespace) -> PackageRequest:

@@ -10,7 +10,9 @@
 #include <xmmintrin.h>
 #endif
 
-#if defined(_WIN32)
+#if defined(EDGE_STATIC)  // linked into the native library, whose interface is its own
+#define EDGE_EXPORT extern "C"
+#elif defined(_WIN32)
 #define EDGE_EXPORT extern "C" __declspec(dllexport)
 #else
 #define EDGE_EXPORT extern "C" __attribute__((visibility("default")))

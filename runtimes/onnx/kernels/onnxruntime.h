@@ -75,7 +75,7 @@ extern const void* const* api;
 
 // Calls a function of the table; the arguments must have exactly the types of its parameters.
 template <class Result = Status*, class... Types>
-Result call(Place place, Types... arguments) {
+Result call(int place, Types... arguments) {
   return reinterpret_cast<Result (*)(Types...)>(const_cast<void*>(api[place]))(arguments...);
 }
 

@@ -158,6 +158,14 @@ class Delta {
   size_t columns_, second_, third_, width_, rank_;
 };
 
+// Nodes of sessions that this thread opens use at most so many threads, whatever their graph says.
+thread_local int most_node_threads = 1024;
+
+int threads_of(const ort::KernelInfo* info) {
+  const int64_t stated = ort::integer(info, "threads", 1);
+  return static_cast<int>(stated < most_node_threads ? stated : most_node_threads);
+}
+
 // The form of a matrix's tiles, by a node's attributes.
 Form form_of(const ort::KernelInfo* info) {
   return {static_cast<int>(ort::integer(info, "bits", 4)), static_cast<int>(ort::integer(info, "scale_every", 1)),
@@ -187,7 +195,7 @@ struct RowsProduct {
         third_part(ort::integer(info, "third_part", columns)),
         form(form_of(info)),
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))),
+        threads(threads_of(info)),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   bool fits() const {
@@ -261,7 +269,7 @@ struct TileRows {
         columns(ort::integer(info, "columns", 0)),
         offset(ort::integer(info, "offset", 0)),
         form(form_of(info)),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+        threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     if (!served(form, 2, inner, columns, threads)) return ort::fail("TileRows: attributes that no matrix has");
@@ -306,7 +314,7 @@ struct TreeAttention {
         soft_cap(ort::number(info, "softcap", 0.0f)),
         interleaved(ort::integer(info, "rotary_interleaved", 0) != 0),
         shared(ort::integer(info, "shared", 0) != 0),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+        threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor q = ort::input(context, 0), k = ort::input(context, 1), v = ort::input(context, 2),
@@ -443,7 +451,7 @@ struct GatedDelta {
         delta(ort::integer(info, "delta", 1) != 0),
         interleaved(ort::integer(info, "interleaved", 0) != 0),
         epsilon(ort::number(info, "epsilon", 1e-6f)),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+        threads(threads_of(info)) {}
 
   bool fits() const {
     const auto served = [](int64_t size) { return size > 0 && size <= int64_t(kMostSize) && size % kTile == 0; };
@@ -536,7 +544,7 @@ struct RowsNorm {
   int threads;
 
   explicit RowsNorm(const ort::KernelInfo* info)
-      : epsilon(ort::number(info, "epsilon", 1e-5f)), threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+      : epsilon(ort::number(info, "epsilon", 1e-5f)), threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), weight = ort::input(context, 1), skip = ort::input(context, 2);
@@ -568,7 +576,7 @@ struct RowsPointwise {
 
   explicit RowsPointwise(const ort::KernelInfo* info)
       : kind(static_cast<Pointwise>(ort::integer(info, "kind", 0))),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+        threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0);
@@ -590,7 +598,7 @@ struct RowsPointwise {
 struct FloatOperator {
   int threads;
 
-  explicit FloatOperator(const ort::KernelInfo* info) : threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+  explicit FloatOperator(const ort::KernelInfo* info) : threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1);
@@ -625,7 +633,7 @@ struct ShortConvolution {
       : channels(ort::integer(info, "channels", 0)),
         gated(ort::integer(info, "gated", 0) != 0),
         silu(ort::integer(info, "silu", 0) != 0),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+        threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), weights = ort::input(context, 1), bias = ort::input(context, 2);
@@ -778,6 +786,8 @@ constexpr int F = ort::kFloat, U = ort::kUint8, B = ort::kInt8, I = ort::kInt32,
 
 }  // namespace
 }  // namespace edgedecode
+
+EDGE_EXPORT void edgedecode_limit_nodes(int threads) { edgedecode::most_node_threads = threads; }
 
 // The engine calls this when a session's options name the library. The operators live as long as the process.
 EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::ApiBase* base) {

@@ -130,8 +130,23 @@ def _build(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, rele
         notice(f"preparing {nbytes / 1e6:.0f} MB of weights once for this machine's kernels")
         bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
+    with aside(path) as fresh, bar as advance:
+        digest = write_tiles(library, stored, fresh, release=release, advance=advance)
+    release_pages()  # of matrices that were computed
+    record_whole(path, digest)
+
+
+def write_tiles(
+    library: KernelLibrary,
+    stored: Sequence[Stored],
+    path: Path,
+    *,
+    release: Callable[[], None] = lambda: None,
+    advance: Callable[[float], None] = lambda megabytes: None,
+) -> str:
+    """Write the tiles of matrices to a file, the same on every processor, and return its SHA-256. Raises OSError."""
     digest = sha256()
-    with aside(path) as fresh, fresh.open("wb", buffering=_WRITE_NBYTES) as file, bar as advance:
+    with path.open("wb", buffering=_WRITE_NBYTES) as file:
         for each in stored:
             tiles = made_in_memory(library, [each], release=release)
             digest.update(tiles.data)
@@ -139,8 +154,7 @@ def _build(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, rele
             advance(tiles.nbytes / 1e6)
         file.flush()
         os.fsync(file.fileno())
-    release_pages()  # of matrices that were computed
-    record_whole(path, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _write_aligned(file: BinaryIO, data: memoryview) -> None:

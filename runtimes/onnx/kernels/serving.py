@@ -253,5 +253,9 @@ def _scratch_nbytes(entry: ModelEntry, read: _Read, *, rows: int, widest: int, t
     rounded = rows * widest * 19 // 8  # up to two bytes per value, and twelve per 32: a scale and two sums
     queries = rows * read.heads * entry.head_size * 4
     recurrent = rows * (4 * read.channels + _RECURRENT_NBYTES) if read.channels else 0
-    scores = threads * 4 * (16 * (entry.context + 32 + 3 * entry.head_size + rows) + entry.context)
-    return rounded + queries + scores + recurrent
+    return rounded + queries + threads * thread_nbytes(entry, rows) + recurrent
+
+
+def thread_nbytes(entry: ModelEntry, rows: int) -> int:
+    """Return a bound on the memory of our operators for each thread."""
+    return 4 * (16 * (entry.context + 32 + 3 * entry.head_size + rows) + entry.context)

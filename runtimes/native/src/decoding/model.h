@@ -27,6 +27,15 @@ struct Rows {
   const float* operator[](int row) const { return data + static_cast<int64_t>(row) * width; }
 };
 
+// What some layers of a target read at a state's last positions, [positions, layers * hidden].
+class FeatureState {
+ public:
+  virtual ~FeatureState() = default;
+  virtual int oldest() const = 0;  // first position that is kept
+  virtual int width() const = 0;   // layers * hidden
+  virtual void rows(int start, int stop, float* out) const = 0;
+};
+
 // The KV state of one sequence: `length` settled positions, then `pending` rows, a chain or a tree.
 class State {
  public:
@@ -39,6 +48,8 @@ class State {
   virtual void keep(const std::vector<int>& path) = 0;
   // Drops pending rows, then rolls back to `length` or, with recurrent layers, further.
   virtual void crop(int length) = 0;
+  // Keeps what a drafting head reads, of rows from now on; the same each time. Null, or an error: it has none of it.
+  virtual FeatureState* keep_features() { return nullptr; }
 };
 
 // One pass at a time; any number of states.
@@ -52,15 +63,6 @@ class LanguageModel {
   // parents: for each token -1 (the last settled position) or a pending row; null: each continues the row before.
   virtual Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
                        const std::vector<int>& rows) = 0;
-};
-
-// What some layers of a target read at a state's last positions, [positions, layers * hidden].
-class FeatureState {
- public:
-  virtual ~FeatureState() = default;
-  virtual int oldest() const = 0;  // first position that is kept
-  virtual int width() const = 0;   // layers * hidden
-  virtual void rows(int start, int stop, float* out) const = 0;
 };
 
 // A drafting head: one layer that reads what the target computed (EAGLE-3, 2503.01840).

@@ -1,0 +1,1 @@
+"""A pack's folder for the native library."""

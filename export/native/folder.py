@@ -1,0 +1,125 @@
+"""Writes the folder that the native library opens: `native.json`, the models' files, the tokenizer.
+
+The library rewrites no graph and prepares no weights; what it cannot run is refused here, by name.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import edgedecode
+from edgedecode.engines.interface import ModelRequest, NativeRuntime
+from edgedecode.engines.native_model import NativeModel
+from edgedecode.engines.registry import find_runtime
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import HEAD, FileEntry, Generation
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.integrity import file_entry
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.pack.pack_lock import opening
+from edgedecode.pack.pack_tokenizer import pack_tokenizer
+from edgedecode.sessions.draft_models import preferred_drafters, role_of
+from edgedecode.user_notices import notice
+
+from ..stages import Stages
+
+NAME = "native.json"
+FORMAT, VERSION = "edgedecode-native", 1
+_ENGINE = "onnx"
+_MORE_NBYTES = 20_000_000
+"""Besides the weights: graphs and the tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFolder:
+    """The content of `native.json`. models: `target`, and `draft` or `head` where the pack has one."""
+
+    name: str
+    created_by: str
+    vocabulary_size: int
+    generation: Generation
+    end_ids: tuple[int, ...]
+    tokenizer: str
+    models: Mapping[str, NativeModel]
+    files: Mapping[str, FileEntry]
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        return json.dumps(self.value, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The file's content."""
+        value = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        for model in value["models"].values():
+            del model["table"]
+        return value
+
+
+def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str = "float32") -> NativeFolder:
+    """Write the folder `out`, which appears complete or not at all.
+
+    kv_type: of the target's KV cache, and of the draft's where it has that type. Raises CapabilityError for what the
+    native library cannot run, ManifestError for a damaged pack, ExportError for a place that cannot be written.
+    """
+    if out.resolve().is_relative_to(pack.resolve()):
+        raise InputError(f"--out {out} is inside the pack {pack}, which holds only its own files")
+    with opening(pack):
+        manifest = check_pack(pack)
+        engine = find_runtime(_ENGINE)
+        assert isinstance(engine, NativeRuntime)
+        size = pack_tokenizer(manifest, pack, Budget()).size
+        if manifest.adapters:
+            notice(f"the adapters {', '.join(manifest.adapters)} stay behind: the native library takes none yet")
+        check_place(out, nbytes=2 * sum(manifest.weights_nbytes(role) for role in manifest.models) + _MORE_NBYTES)
+        with new_folder(out) as root:
+            models = _write_models(engine, manifest, pack, root, stages=stages, size=size, kv_type=kv_type)
+            shutil.copyfile(pack / manifest.tokenizer, root / "tokenizer.json")
+            if (licenses := pack / "licenses").is_dir():
+                shutil.copytree(licenses, root / "licenses")
+            with stages.stage("listing"):
+                folder = NativeFolder(
+                    name=manifest.name,
+                    created_by=f"edgedecode {edgedecode.__version__}",
+                    vocabulary_size=manifest.vocabulary_size,
+                    generation=manifest.generation,
+                    end_ids=tuple(sorted(manifest.end_ids)),
+                    tokenizer="tokenizer.json",
+                    models=models,
+                    files=_listed(root),
+                )
+                (root / NAME).write_text(folder.to_json(), encoding="utf-8")
+    return folder
+
+
+def _write_models(
+    engine: NativeRuntime, manifest: Manifest, pack: Path, root: Path, *, stages: Stages, size: int, kv_type: str
+) -> dict[str, NativeModel]:
+    """Write target and draft; of the pack's draft models the one that answers would use by default."""
+    draft = next(map(role_of, preferred_drafters(manifest, runtime=_ENGINE, kv_type=kv_type, heads=True)), "")
+    request = ModelRequest(manifest.located("target"), pack, "target", size, Budget(), needs=(f"kv:{kv_type}",))
+    if draft == HEAD:
+        request = replace(request, taps=manifest.located(HEAD).taps)
+    with stages.stage("target"):
+        models = {"target": engine.native_model(request, root)}
+    if draft:
+        name = HEAD if draft == HEAD else "draft"
+        other = ModelRequest(manifest.located(draft), pack, name, size, Budget(), beside=models["target"])
+        with stages.stage(name):
+            try:
+                models[name] = engine.native_model(replace(other, needs=request.needs), root)
+            except CapabilityError:
+                if kv_type == "float32":
+                    raise
+                models[name] = engine.native_model(other, root)
+    return models
+
+
+def _listed(root: Path) -> dict[str, FileEntry]:
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return {name: file_entry(root / name) for name in names}

@@ -1,0 +1,147 @@
+// `edgedecode-check model FOLDER ENGINE [OPTIONS]`: runs a model's passes as lines of JSON say, and writes digests of what
+// they give. `edgedecode-check pack FOLDER`: reads a folder; `edgedecode-check plan FOLDER OPTIONS`: its memory.
+#include <map>
+
+#include "check.h"
+#include "engine/open.h"
+#include "errors.h"
+#include "pack/sha256.h"
+
+namespace edgedecode {
+namespace {
+
+OpenOptions options_of(const Json& given) {
+  OpenOptions options;
+  if (const Json* found = given.find("engine")) options.engine = found->string("engine");
+  if (const Json* found = given.find("memory")) options.memory = found->integer("memory");
+  if (const Json* found = given.find("context")) options.context = static_cast<int>(found->integer("context"));
+  if (const Json* found = given.find("threads")) options.threads = static_cast<int>(found->integer("threads"));
+  if (const Json* found = given.find("drafts")) options.drafts = found->boolean("drafts");
+  return options;
+}
+
+std::vector<int> integers(const Json& list) {
+  std::vector<int> found;
+  for (const Json& each : list.array("list")) found.push_back(static_cast<int>(each.integer("list")));
+  return found;
+}
+
+std::string digest(const float* values, size_t count) {
+  Sha256 found;
+  found.add(values, count * sizeof(float));
+  return found.hex();
+}
+
+Json described(const Error& error) { return Json::Object{{"error", error.what()}, {"code", error.code}}; }
+
+class Runner {
+ public:
+  explicit Runner(OpenModels& models) : models_(models) {}
+
+  Json step(const Json& line) {
+    const std::string kind = line.at("op", "line").string("op");
+    if (kind == "memory")
+      return Json::Object{{"used", models_.budget.used()}, {"peak", peak_nbytes()}, {"plan", models_.plan.total()}};
+    const int64_t id = line.at("state", "line").integer("state");
+    if (kind == "new") return start(id, line);
+    if (kind == "close") return states_.erase(id) == 1;
+    State& state = *states_.at(id).state;
+    if (kind == "keep") state.keep(integers(line.at("path", "line")));
+    if (kind == "crop") state.crop(static_cast<int>(line.at("length", "line").integer("length")));
+    if (kind == "forward") return forward(states_.at(id), line);
+    if (kind == "keep_features") state.keep_features();
+    if (kind == "draft") return draft(states_.at(id), line);
+    return Json::Object{{"length", state.length()}, {"pending", state.pending()}};
+  }
+
+ private:
+  struct Held {
+    LanguageModel* model;
+    std::unique_ptr<State> state;
+  };
+
+  Json start(int64_t id, const Json& line) {
+    const std::string name = line.at("model", "line").string("model");
+    LanguageModel* model = name == "target" ? models_.target.get() : name == "head" ? models_.head.get() : models_.draft.get();
+    if (model == nullptr) throw capability_error("there is no " + name);
+    auto state = model->new_state(static_cast<int>(line.at("capacity", "line").integer("capacity")),
+                                  static_cast<int>(line.at("rows", "line").integer("rows")), line.at("tree", "line").boolean("tree"));
+    states_[id] = {model, std::move(state)};
+    return Json::Object{{"capacity", states_[id].state->capacity()}};
+  }
+
+  Json forward(Held& held, const Json& line) {
+    const Json* given = line.find("parents");
+    std::vector<int> parents;
+    if (given != nullptr) parents = integers(*given);
+    const Rows rows = held.model->forward(integers(line.at("tokens", "line")), *held.state, given == nullptr ? nullptr : &parents,
+                                          integers(line.at("rows", "line")));
+    return Json::Object{{"logits", digest(rows.data, static_cast<size_t>(rows.count) * static_cast<size_t>(rows.width))}};
+  }
+
+  // Reads the features of the target's state "of" from "start" on, or the head's last output.
+  Json draft(Held& held, const Json& line) {
+    const Ids tokens = integers(line.at("tokens", "line"));
+    const size_t hidden = static_cast<size_t>(models_.head->card().hidden);
+    const Json* of = line.find("of");
+    std::vector<float> features;
+    if (of != nullptr) {
+      const int first = static_cast<int>(line.at("start", "line").integer("start"));
+      features.resize(tokens.size() * static_cast<size_t>(models_.pack.find("head")->features_width));
+      FeatureState* source = states_.at(of->integer("of")).state->keep_features();
+      source->rows(first, first + static_cast<int>(tokens.size()), features.data());
+    }
+    std::vector<float> out(hidden);
+    const Rows rows = models_.head->draft(tokens, *held.state, of != nullptr ? features.data() : nullptr,
+                                          of != nullptr ? nullptr : after_.data(), out.data());
+    after_ = out;
+    return Json::Object{{"logits", digest(rows.data, static_cast<size_t>(rows.width))},
+                        {"hidden", digest(out.data(), hidden)}};
+  }
+
+  OpenModels& models_;
+  std::map<int64_t, Held> states_;
+  std::vector<float> after_;
+};
+
+int run_model(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
+  const auto models = open_models(arguments.at(0), options_of(Json::parse(arguments.at(1), "options")), {});
+  Runner runner(*models);
+  std::string line;
+  while (std::getline(in, line)) {
+    try {
+      out << runner.step(Json::parse(line, "line")).text() << std::endl;
+    } catch (const Error& error) {
+      out << described(error).text() << std::endl;
+    }
+  }
+  return 0;
+}
+
+// For each line, a folder or options: the holders of the plan, or the error.
+int run_plan(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
+  std::string line;
+  while (std::getline(in, line)) {
+    try {
+      const Json given = Json::parse(line, "options");
+      const PackManifest pack = PackManifest::read(given.find("folder") ? given.find("folder")->string("folder") : arguments.at(0));
+      if (given.find("verify") != nullptr) pack.verify();
+      const MemoryPlan plan = plan_memory(pack, options_of(given), {}, 10 << 20);
+      Json holders = Json::Object{};
+      for (const Holder& each : plan.holders) holders.set(each.name, each.nbytes);
+      Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
+      out << Json(Json::Object{{"context", plan.context}, {"threads", plan.threads}, {"total", plan.total()},
+                               {"draft", plan.draft == nullptr ? "" : plan.draft->name}, {"holders", holders}, {"cuts", cuts}})
+                 .text()
+          << "\n";
+    } catch (const Error& error) {
+      out << described(error).text() << "\n";
+    }
+  }
+  return 0;
+}
+
+const Registered model("model", run_model), plan("plan", run_plan);
+
+}  // namespace
+}  // namespace edgedecode

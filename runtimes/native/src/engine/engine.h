@@ -1,0 +1,71 @@
+// ONNX Runtime through its C interface: the library opened by name, sessions, values and bindings.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace ort {
+struct Status;
+struct Value;
+struct Session;
+struct Binding;
+}  // namespace ort
+
+namespace edgedecode {
+
+// A value of the engine over memory that its holder keeps.
+class Value {
+ public:
+  Value() = default;
+  template <class T>
+  Value(T* data, std::vector<int64_t> shape) : Value(data, sizeof(T), type_of(data), shape) {}
+  Value(Value&& other) noexcept : value_(other.value_) { other.value_ = nullptr; }
+  Value& operator=(Value&& other) noexcept;
+  ~Value();
+  ort::Value* get() const { return value_; }
+
+ private:
+  Value(const void* data, size_t size, int type, const std::vector<int64_t>& shape);
+  static int type_of(const float*);
+  static int type_of(const int8_t*);
+  static int type_of(const uint8_t*);
+  static int type_of(const int32_t*);
+  static int type_of(const int64_t*);
+  ort::Value* value_ = nullptr;
+};
+
+// What a session's passes read and write. A value may be dropped once it is bound; its memory may not.
+class Binding {
+ public:
+  ~Binding();
+  void input(const char* name, const Value& value);
+  void output(const char* name, const Value& value);
+
+ private:
+  friend class Session;
+  Binding(ort::Session* session);
+  ort::Binding* binding_ = nullptr;
+};
+
+// An open graph on the processor, with an allocator of its own.
+class Session {
+ public:
+  // Opens the engine at first, which stays. library: its path or name. arena: the allocator's limit, region: its first
+  // piece, in bytes. folded: the most bytes of a folded constant. Throws manifest_error for a damaged graph,
+  // capability_error without an engine.
+  static std::unique_ptr<Session> open(const std::string& library, const std::string& graph, int threads, int64_t arena,
+                                       int64_t region, int64_t folded);
+  ~Session();
+  std::unique_ptr<Binding> bind() const;
+  void run(const Binding& binding, const std::string& what) const;  // throws budget_exceeded, capability_error
+
+ private:
+  Session() = default;
+  ort::Session* session_ = nullptr;
+};
+
+std::string engine_version();  // "" before the first session
+
+}  // namespace edgedecode

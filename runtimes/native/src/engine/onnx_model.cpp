@@ -1,0 +1,268 @@
+#include "onnx_model.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "../errors.h"
+#include "../pack/plan.h"
+#include "recurrence.h"
+
+extern "C" void edgedecode_use_threads(int threads);
+
+namespace edgedecode {
+namespace {
+
+constexpr int kLeastRows = 2;  // of logits that are held
+constexpr int64_t kLeastFolded = 1 << 20;
+constexpr const char* kParents = "tree_parents";
+constexpr const char *kFeatures = "features", *kHidden = "hidden", *kLastHidden = "last_hidden";
+
+Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
+  Ids found(static_cast<size_t>(rows));
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(found.data()), static_cast<std::streamsize>(found.size() * sizeof(int32_t)));
+  bool valid = static_cast<bool>(file) && file.peek() == std::ifstream::traits_type::eof();
+  for (size_t i = 0; valid && i < found.size(); i++)
+    valid = found[i] > (i == 0 ? -1 : found[i - 1]) && found[i] < vocabulary_size;
+  if (!valid) throw manifest_error(path + " has not " + std::to_string(rows) + " ascending ids: package the pack again");
+  return found;
+}
+
+}  // namespace
+
+Mapped::Mapped(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat found = {};
+  if (file >= 0 && fstat(file, &found) == 0 && found.st_size > 0) {
+    nbytes_ = found.st_size;
+    data_ = mmap(nullptr, static_cast<size_t>(nbytes_), PROT_READ, MAP_SHARED, file, 0);
+  }
+  if (file >= 0) ::close(file);
+  if (data_ == nullptr || data_ == MAP_FAILED) {
+    data_ = nullptr;
+    throw manifest_error(path + " cannot be mapped: copy the folder again");
+  }
+}
+
+Mapped::~Mapped() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(nbytes_));
+}
+
+OnnxModel::OnnxModel(const PackedModel& facts, const std::string& library, int threads, Budget& budget, MappedFiles& files)
+    : facts_(facts), threads_(threads), budget_(budget) {
+  const int64_t workspace = facts.workspace_nbytes + threads * facts.thread_nbytes;
+  const size_t width = static_cast<size_t>(facts.rows_per_pass);
+  leases_.push_back(budget.reserve("weights:" + facts.name, facts.loaded_nbytes));
+  leases_.push_back(budget.reserve("workspace:" + facts.name, workspace));
+  leases_.push_back(budget.reserve("buffers:" + facts.name, buffers_nbytes(facts)));
+  logits_lease_ = budget.reserve("logits:" + facts.name, 0);
+  card_.name = facts.name;
+  card_.rows = facts.rows;
+  card_.vocabulary_size = facts.vocabulary_size;
+  card_.context = facts.context;
+  card_.hidden = facts.hidden;
+  card_.tree_rows = facts.recurrent.empty() ? 0 : Recurrence::kSlots;
+  if (!facts.token_ids_file.empty()) {
+    const Ids ids = read_ids(facts.token_ids_file, facts.rows, facts.vocabulary_size);
+    card_.token_ids.assign(ids.begin(), ids.end());
+  }
+  int64_t folded = kLeastFolded;
+  if (!facts.weights.empty()) {
+    struct stat found = {};
+    if (stat(facts.weights.c_str(), &found) == 0) folded = std::max<int64_t>(folded, 2 * found.st_size);
+  }
+  session_ = Session::open(library, facts.graph, threads, facts.arena_nbytes, facts.workspace_nbytes, folded);
+  for (const auto& each : facts.tiles) {
+    std::shared_ptr<Mapped>& file = files[each.second];
+    if (file == nullptr) file = std::make_shared<Mapped>(each.second);
+    tiles_.emplace_back(each.first, file);
+  }
+  for (auto* buffer : {&ids_, &positions_, &picked_}) buffer->resize(width);
+  if (facts.head) nothing_.resize(width * static_cast<size_t>(facts.hidden));
+}
+
+std::unique_ptr<State> OnnxModel::new_state(int capacity, int rows, bool tree) {
+  if (capacity < 1) throw input_error("a state of " + std::to_string(capacity) + " rows is out of range: 1 or more");
+  if (capacity > card_.context)
+    throw capability_error("a state of " + std::to_string(capacity) + " rows is too long: " + card_.name + " supports " +
+                           std::to_string(card_.context) + " at most");
+  if (tree && !facts_.tree) throw capability_error(card_.name + " has no tree attention: its graph reads chains only");
+  std::unique_ptr<OnnxState> state(
+      new OnnxState(*this, capacity, rows + kLeastRows, budget_.reserve("kv:" + card_.name, state_nbytes(facts_, capacity))));
+  std::lock_guard<std::mutex> lock(running_);
+  held_.insert(state->rows_);
+  state->open_ = true;
+  hold_rows(state->rows_);
+  state->cache_ = zeros(slot_count(capacity) * facts_.position_nbytes());
+  if (!facts_.recurrent.empty()) state->recurrence_ = std::make_unique<Recurrence>(facts_.recurrent, capacity);
+  state->binding_ = bind(*state);
+  return state;
+}
+
+void OnnxModel::drop(OnnxState& state) {
+  std::lock_guard<std::mutex> lock(running_);
+  if (!state.open_) return;
+  state.binding_ = nullptr;
+  held_.erase(held_.find(state.rows_));
+  const int rows = held_.empty() ? 0 : *held_.rbegin();
+  if (rows < logits_rows_) {
+    logits_ = nullptr;
+    logits_rows_ = 0;
+    logits_lease_.resize(0);
+    hold_rows(rows);
+  }
+}
+
+std::unique_ptr<FeatureRows> OnnxModel::new_features(int start) {
+  if (facts_.features.empty())
+    throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use --drafter suffix");
+  return std::make_unique<FeatureRows>(facts_, start, budget_.reserve("features:" + card_.name, features_nbytes(facts_)));
+}
+
+void OnnxModel::hold_rows(int count) {
+  if (count <= logits_rows_) return;
+  logits_lease_.resize(logits_nbytes(facts_, count));
+  logits_ = nullptr;  // before the new ones: never both
+  logits_rows_ = 0;
+  logits_.reset(new float[static_cast<size_t>(count) * static_cast<size_t>(card_.rows)]);
+  logits_rows_ = count;
+}
+
+std::unique_ptr<Binding> OnnxModel::bind(OnnxState& state) {
+  std::unique_ptr<Binding> binding = session_->bind();
+  const int64_t slots = slot_count(state.capacity_);
+  int64_t at = 0;
+  for (const CacheShape& each : facts_.caches) {
+    const std::vector<int64_t> shape = {1, each.heads, slots, each.size};
+    const Value value = facts_.int8 ? Value(static_cast<int8_t*>(state.cache_.get()) + at, shape)
+                                    : Value(static_cast<float*>(state.cache_.get()) + at, shape);
+    binding->input(("past_key_values." + each.name).c_str(), value);
+    binding->output(("present." + each.name).c_str(), value);
+    at += each.heads * slots * each.size;
+  }
+  if (state.recurrence_ != nullptr) state.recurrence_->bind_memory(*binding);
+  for (const auto& each : tiles_) binding->input(each.first.c_str(), Value(each.second->data(), {each.second->nbytes()}));
+  binding->input("seqlens_k", Value(&last_slot_, {1}));
+  binding->input("total_length", Value(&total_, {1}));
+  return binding;
+}
+
+void OnnxModel::check_tokens(const Ids& tokens) const {
+  if (tokens.empty()) throw input_error("a forward pass needs at least one token");
+  const int count = card_.token_ids.empty() ? card_.rows : card_.vocabulary_size;
+  const auto range = std::minmax_element(tokens.begin(), tokens.end());
+  if (*range.first < 0 || *range.second >= count)
+    throw input_error("token ids " + std::to_string(*range.first) + " to " + std::to_string(*range.second) +
+                      " are out of range: 0 to " + std::to_string(count - 1));
+}
+
+Rows OnnxModel::append(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows,
+                       const HeadRows* read, float* out) {
+  std::lock_guard<std::mutex> lock(running_);
+  OnnxState& own = static_cast<OnnxState&>(state);
+  const int count = static_cast<int>(tokens.size());
+  check_tokens(tokens);
+  if (!std::is_sorted(rows.begin(), rows.end()) || (!rows.empty() && (rows.front() < 0 || rows.back() >= count)))
+    throw input_error("the rows asked for are out of range in a pass of " + std::to_string(count) + " rows");
+  const bool chain = own.tree_ == nullptr;
+  try {
+    own.grow(count, parents);
+    if (own.tree_ != nullptr && !facts_.tree)
+      throw capability_error(card_.name + " has no tree attention: its graph reads chains only");
+    hold_rows(static_cast<int>(rows.size()));
+    passes(own, tokens, rows, read);
+  } catch (...) {
+    if (chain) own.tree_ = nullptr;  // a chain stays a chain if its first tree is refused
+    throw;
+  }
+  own.pending_ += count;
+  if (out != nullptr) memcpy(out, after_.data() + after_.size() - static_cast<size_t>(facts_.hidden), sizeof(float) * static_cast<size_t>(facts_.hidden));
+  return {logits_.get(), static_cast<int>(rows.size()), card_.rows};
+}
+
+void OnnxModel::passes(OnnxState& state, const Ids& tokens, const std::vector<int>& rows, const HeadRows* read) {
+  const int count = static_cast<int>(tokens.size());
+  size_t filled = 0;
+  for (int start = 0, width = 0; start < count; start += width) {
+    width = std::min(count - start, facts_.rows_per_pass);
+    if (state.recurrence_ != nullptr && state.tree_ != nullptr)
+      width = std::min(width, state.recurrence_->width(*state.tree_, state.pending_ + start, width));
+    std::vector<int> here;
+    size_t next = filled;
+    for (; next < rows.size() && rows[next] < start + width; next++) here.push_back(rows[next] - start);
+    pass(state, tokens.data() + start, width, state.pending_ + start, here, static_cast<int>(filled), read);
+    filled = next;
+  }
+}
+
+void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows, int slot,
+                     const HeadRows* read) {
+  const int count = static_cast<int>(rows.size()), first = state.length_ + start;
+  Binding& binding = *state.binding_;
+  for (int i = 0; i < width; i++) {
+    ids_[static_cast<size_t>(i)] = tokens[i];
+    positions_[static_cast<size_t>(i)] =
+        state.tree_ == nullptr ? first + i : state.length_ + state.tree_->depth(start + i);
+  }
+  std::copy(rows.begin(), rows.end(), picked_.begin());
+  total_ = first + width;
+  last_slot_ = total_ - 1;
+  if (state.bound_width_ != width) {
+    state.bound_width_ = 0;  // after an error between the two, both are bound again
+    binding.input("input_ids", Value(ids_.data(), {1, width}));
+    binding.input("position_ids", Value(positions_.data(), {1, width}));
+    state.bound_width_ = width;
+  }
+  float* place = logits_.get() + static_cast<int64_t>(slot) * card_.rows;
+  if (state.bound_rows_ != count || state.bound_place_ != place) {
+    state.bound_rows_ = -1;
+    binding.input("rows", Value(picked_.data(), {count}));
+    binding.output("logits", Value(place, {count, card_.rows}));
+    state.bound_rows_ = count;
+    state.bound_place_ = place;
+  }
+  if (state.tree_ != nullptr)
+    binding.input(kParents, Value(state.tree_->parents(), {start + width}));
+  else if (!state.bound_chain_)
+    binding.input(kParents, Value(static_cast<const int32_t*>(nullptr), {0}));
+  state.bound_chain_ = state.tree_ == nullptr;
+  if (facts_.head) bind_head(state, width, start, count, read);
+  if (state.features_ != nullptr) state.features_->bind(binding, first, width);
+  edgedecode_use_threads(threads_);
+  const std::string what = "a pass of " + std::to_string(width) + " rows of the " + card_.name;
+  if (state.recurrence_ == nullptr) {
+    session_->run(binding, what);
+    return;
+  }
+  state.recurrence_->begin(binding, state.length_, start, width, state.tree_.get());
+  try {
+    session_->run(binding, what);
+  } catch (...) {
+    state.recurrence_->fail();
+    throw;
+  }
+  state.recurrence_->commit(state.length_);
+}
+
+void OnnxModel::bind_head(OnnxState& state, int width, int start, int rows, const HeadRows* read) {
+  const bool features = read != nullptr && read->features;
+  const int64_t wide = features ? facts_.features_width : facts_.hidden;
+  const float* values = read == nullptr ? nothing_.data() : read->values + (start - read->first) * wide;
+  state.binding_->input(kFeatures, Value(values, {1, features ? width : 0, facts_.features_width}));
+  state.binding_->input(kLastHidden, Value(values, {1, features ? 0 : width, facts_.hidden}));
+  after_.resize(static_cast<size_t>(rows) * static_cast<size_t>(facts_.hidden));
+  state.binding_->output(kHidden, Value(after_.data(), {rows, facts_.hidden}));
+}
+
+Rows OnnxHead::draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) {
+  const HeadRows read = {features != nullptr ? features : hidden, features != nullptr, state.pending()};
+  return model_->append(tokens, state, nullptr, {static_cast<int>(tokens.size()) - 1}, &read, out);
+}
+
+}  // namespace edgedecode

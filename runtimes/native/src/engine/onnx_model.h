@@ -1,0 +1,106 @@
+// A model on ONNX Runtime with our operators: rows to append become passes over the graph.
+//
+// A pass's inputs and outputs are bound once and written in place; bound again is what changes its size or place.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../decoding/model.h"
+#include "../pack/budget.h"
+#include "../pack/manifest.h"
+#include "engine.h"
+#include "onnx_state.h"
+
+namespace edgedecode {
+
+// A file that is mapped for reading.
+class Mapped {
+ public:
+  explicit Mapped(const std::string& path);  // throws manifest_error
+  ~Mapped();
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  const uint8_t* data() const { return static_cast<const uint8_t*>(data_); }
+  int64_t nbytes() const { return nbytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t nbytes_ = 0;
+};
+
+// Files of tiles by path: models that read the same one share it.
+using MappedFiles = std::map<std::string, std::shared_ptr<Mapped>>;
+
+// What a drafting head's rows read from pending row `first` on: features, or its own output for the row before.
+struct HeadRows {
+  const float* values;
+  bool features;
+  int first;
+};
+
+class OnnxModel : public LanguageModel {
+ public:
+  // library: the engine's. Leases before it allocates.
+  OnnxModel(const PackedModel& facts, const std::string& library, int threads, Budget& budget, MappedFiles& files);
+  const ModelCard& card() const override { return card_; }
+  const PackedModel& facts() const { return facts_; }
+  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;
+  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override {
+    return append(tokens, state, parents, rows, nullptr, nullptr);
+  }
+  // `forward` of a head: `out` takes its output for the last row of `rows`.
+  Rows append(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows,
+              const HeadRows* read, float* out);
+  int threads() const { return threads_; }
+
+ private:
+  friend class OnnxState;
+  void drop(OnnxState& state);
+  std::unique_ptr<FeatureRows> new_features(int start);
+  void check_tokens(const Ids& tokens) const;
+  void hold_rows(int count);
+  std::unique_ptr<Binding> bind(OnnxState& state);
+  void passes(OnnxState& state, const Ids& tokens, const std::vector<int>& rows, const HeadRows* read);
+  void pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows, int slot,
+            const HeadRows* read);
+  void bind_head(OnnxState& state, int width, int start, int rows, const HeadRows* read);
+
+  const PackedModel facts_;
+  ModelCard card_;
+  const int threads_;
+  Budget& budget_;
+  std::vector<Lease> leases_;
+  Lease logits_lease_;
+  std::vector<std::pair<std::string, std::shared_ptr<Mapped>>> tiles_;
+  std::unique_ptr<Session> session_;
+  std::mutex running_;          // held during a pass, and while states come and go
+  std::multiset<int> held_;     // rows of logits that each open state needs
+  std::vector<int64_t> ids_, positions_, picked_;
+  int32_t last_slot_ = 0, total_ = 0;
+  std::unique_ptr<float[]> logits_;
+  int logits_rows_ = 0;
+  std::vector<float> after_, nothing_;  // a head's output; what it reads in `forward`
+};
+
+// A drafting head over its model.
+class OnnxHead : public DraftHead {
+ public:
+  explicit OnnxHead(std::unique_ptr<OnnxModel> model) : model_(std::move(model)) {}
+  const ModelCard& card() const override { return model_->card(); }
+  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override { return model_->new_state(capacity, rows, tree); }
+  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override {
+    return model_->forward(tokens, state, parents, rows);
+  }
+  Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;
+
+ private:
+  std::unique_ptr<OnnxModel> model_;
+};
+
+}  // namespace edgedecode

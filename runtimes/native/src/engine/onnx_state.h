@@ -1,0 +1,99 @@
+// One sequence's keys and values, the tree of its pending rows, and the engine's binding over them.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../decoding/model.h"
+#include "../pack/budget.h"
+#include "../pack/manifest.h"
+#include "engine.h"
+
+namespace edgedecode {
+
+constexpr int kKeyTile = 16;  // slots that our attention stores together, transposed
+inline int64_t slot_count(int capacity) { return (int64_t{capacity} + kKeyTile - 1) / kKeyTile * kKeyTile; }
+
+// Zeros that take memory only where they are written.
+struct Freed {
+  void operator()(void* memory) const { free(memory); }
+};
+using Zeros = std::unique_ptr<void, Freed>;
+Zeros zeros(int64_t nbytes);  // throws std::bad_alloc
+
+// Parents and depths of pending rows, in the order of their arrival; -1: the last settled position.
+class Tree {
+ public:
+  explicit Tree(int chain);  // of so many rows, each the next one's parent
+  void grow(const std::vector<int>& parents, int after);  // rows behind `after`, left by a failed pass, are dropped
+  int count() const { return static_cast<int>(parents_.size()); }
+  int trunk() const;  // how many rows from the first on are a chain that all later rows continue
+  int depth(int row) const { return depths_[static_cast<size_t>(row)]; }
+  const int32_t* parents() const { return parents_.data(); }
+  void check_path(const std::vector<int>& path, int pending) const;  // throws input_error
+
+ private:
+  std::vector<int32_t> parents_, depths_;
+};
+
+class OnnxModel;
+class Recurrence;
+
+// What some layers of a target read at the last positions of a state, where passes write it.
+class FeatureRows : public FeatureState {
+ public:
+  static constexpr int kSlots = 288;  // those of a long prompt's last pass, and 32 before
+  FeatureRows(const PackedModel& model, int start, Lease lease);
+  int oldest() const override { return oldest_; }
+  int width() const override { return static_cast<int>(names_.size() * hidden_); }
+  void rows(int start, int stop, float* out) const override;
+  void bind(Binding& binding, int first, int width);
+  void gather(const std::vector<int>& path, int length);
+  void settle(int length);
+
+ private:
+  float* at(size_t output, int slot) { return values_.get() + (output * kSlots + static_cast<size_t>(slot)) * hidden_; }
+  const std::vector<std::string>& names_;
+  const size_t hidden_;
+  std::unique_ptr<float[]> values_;  // [outputs, slots, hidden]
+  int oldest_, end_;
+  Lease lease_;
+};
+
+// Made by `OnnxModel::new_state`, which it must not outlive.
+class OnnxState : public State {
+ public:
+  OnnxState(OnnxModel& model, int capacity, int rows, Lease lease);
+  ~OnnxState() override;
+  int length() const override { return length_; }
+  int pending() const override { return pending_; }
+  int capacity() const override { return capacity_; }
+  void keep(const std::vector<int>& path) override;
+  void crop(int length) override;
+  FeatureState* keep_features() override;
+
+ private:
+  friend class OnnxModel;
+  void grow(int count, const std::vector<int>* parents);
+  void settle(int length);
+  void gather(const std::vector<int>& path);
+
+  OnnxModel& model_;
+  const int capacity_, rows_;
+  Lease lease_;
+  bool open_ = false;  // the model counts its rows
+  int length_ = 0, pending_ = 0;
+  std::unique_ptr<Tree> tree_;  // null: a chain
+  Zeros cache_;                 // [caches, KV heads, slots, size]; keys in tiles, [slots / 16, size, 16]
+  std::unique_ptr<Recurrence> recurrence_;
+  std::unique_ptr<FeatureRows> features_;
+  std::unique_ptr<Binding> binding_;
+  int bound_width_ = 0, bound_rows_ = -1;  // what is bound now
+  const float* bound_place_ = nullptr;
+  bool bound_chain_ = false;
+};
+
+}  // namespace edgedecode

@@ -1,0 +1,32 @@
+#include "open.h"
+
+#include "../errors.h"
+
+namespace edgedecode {
+
+OpenModels::OpenModels(PackManifest found, MemoryPlan fitted)
+    : pack(std::move(found)), plan(std::move(fitted)), budget(plan.limit) {}
+
+std::unique_ptr<OpenModels> open_models(const std::string& folder, const OpenOptions& options, const SessionNeeds& needs) {
+  PackManifest pack = PackManifest::read(folder);
+  MemoryPlan plan = plan_memory(pack, options, needs, resident_nbytes());
+  const std::string drafting = plan.draft == nullptr ? "" : plan.draft->name;
+  auto found = std::make_unique<OpenModels>(std::move(pack), std::move(plan));
+  found->plan.draft = drafting.empty() ? nullptr : found->pack.find(drafting);
+  for (size_t i = 0; i < 3; i++)  // process, variation, engine
+    found->leases.push_back(found->budget.reserve(found->plan.holders[i].name, found->plan.holders[i].nbytes));
+  MappedFiles files;
+  const auto open = [&](const PackedModel& model) {
+    return std::make_unique<OnnxModel>(model, options.engine, found->plan.threads, found->budget, files);
+  };
+  found->target = open(*found->pack.find("target"));
+  if (found->plan.draft == nullptr) return found;
+  std::unique_ptr<OnnxModel> draft = open(*found->plan.draft);
+  if (found->plan.draft->head)
+    found->head = std::make_unique<OnnxHead>(std::move(draft));
+  else
+    found->draft = std::move(draft);
+  return found;
+}
+
+}  // namespace edgedecode

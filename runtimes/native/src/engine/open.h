@@ -1,0 +1,31 @@
+// Opens the models of a packaged folder within its memory plan.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../decoding/model.h"
+#include "../pack/budget.h"
+#include "../pack/manifest.h"
+#include "../pack/plan.h"
+#include "onnx_model.h"
+
+namespace edgedecode {
+
+// A folder's models, open. States and leases must be gone before it is.
+struct OpenModels {
+  PackManifest pack;
+  MemoryPlan plan;
+  Budget budget;
+  std::vector<Lease> leases;  // of the process itself
+  std::unique_ptr<LanguageModel> target, draft;  // draft: null if there is none, or a head
+  std::unique_ptr<DraftHead> head;
+
+  OpenModels(PackManifest found, MemoryPlan fitted);
+  void close_drafts() { draft = nullptr, head = nullptr; }
+};
+
+// Plans, leases and opens. Throws the errors of `PackManifest::read`, `plan_memory` and `OnnxModel`.
+std::unique_ptr<OpenModels> open_models(const std::string& folder, const OpenOptions& options, const SessionNeeds& needs);
+
+}  // namespace edgedecode

@@ -1,0 +1,199 @@
+#include "manifest.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "../errors.h"
+#include "sha256.h"
+
+namespace edgedecode {
+namespace {
+
+constexpr int64_t kMostNbytes = 16 << 20;
+constexpr int kVersion = 1;
+constexpr const char* kFormat = "edgedecode-native";
+constexpr const char* kAgain = "; package the pack again";
+
+int64_t size_of(const std::string& path) {  // -1: there is no such file
+  struct stat found;
+  return stat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) ? static_cast<int64_t>(found.st_size) : -1;
+}
+
+// Members of one object of the file; `where` names it in errors.
+class Fields {
+ public:
+  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) { object.object(where_); }
+  const Json& at(const std::string& key) const { return object_.at(key, where_); }
+  std::string name(const std::string& key) const { return where_ + "." + key; }
+  std::string text(const std::string& key) const { return at(key).string(name(key)); }
+  bool flag(const std::string& key) const { return at(key).boolean(name(key)); }
+  int64_t number(const std::string& key, int64_t least, int64_t most) const {
+    const int64_t found = at(key).integer(name(key));
+    if (found < least || found > most)
+      throw input_error(name(key) + " is " + std::to_string(found) + ": expected " + std::to_string(least) + " to " +
+                        std::to_string(most));
+    return found;
+  }
+  int count(const std::string& key, int least = 0) const { return static_cast<int>(number(key, least, 1 << 24)); }
+  int64_t nbytes(const std::string& key) const { return number(key, 0, int64_t{1} << 48); }
+  const Json::Array& list(const std::string& key) const { return at(key).array(name(key)); }
+  Fields inner(const std::string& key) const { return {at(key), name(key)}; }
+  const Json::Object& members() const { return object_.object(where_); }
+
+ private:
+  const Json& object_;
+  std::string where_;
+};
+
+// Whether a file's name stays inside the folder.
+bool plain(const std::string& name) {
+  if (name.empty() || name.size() > 400 || name[0] == '/' || name.find_first_of("\\:") != std::string::npos) return false;
+  std::stringstream parts(name);
+  for (std::string part; std::getline(parts, part, '/');)
+    if (part.empty() || part == "." || part == "..") return false;
+  return name.back() != '/';
+}
+
+class Reader {
+ public:
+  explicit Reader(PackManifest& found) : found_(found) {}
+
+  void read() {
+    const Fields top(found_.json, "native.json");
+    const std::string format = top.text("format");
+    if (format != kFormat) throw input_error("the format is \"" + format.substr(0, 40) + "\", not \"" + kFormat + "\"");
+    const int64_t version = top.number("version", 1, 1 << 30);
+    if (version > kVersion)
+      throw manifest_error(found_.folder + " has format version " + std::to_string(version) + ", this library reads up to " +
+                           std::to_string(kVersion) + ": upgrade it, or package the pack with edgedecode " +
+                           "of the library's version");
+    found_.name = top.text("name");
+    found_.vocabulary_size = top.count("vocabulary_size", 1);
+    files(top.inner("files"));
+    found_.tokenizer = file(top, "tokenizer");
+    for (const Json& id : top.list("end_ids")) {
+      const int64_t value = id.integer("native.json.end_ids");
+      if (value < 0 || value >= found_.vocabulary_size) throw input_error("native.json.end_ids has " + std::to_string(value));
+      found_.end_ids.push_back(static_cast<int32_t>(value));
+    }
+    const Fields models = top.inner("models");
+    for (const auto& each : models.members()) model(each.first, models.inner(each.first));
+    const PackedModel* target = found_.find("target");
+    if (target == nullptr) throw input_error("native.json.models has no target");
+    for (auto& each : found_.models)
+      if (each.second.head) each.second.features_width = static_cast<int>(target->features.size()) * target->hidden;
+  }
+
+ private:
+  void files(const Fields& listed) {
+    for (const auto& each : listed.members()) {
+      const Fields entry = listed.inner(each.first);
+      if (!plain(each.first)) throw input_error("it names the file \"" + each.first.substr(0, 60) + "\", which may be outside");
+      found_.files[each.first] = {entry.nbytes("nbytes"), entry.text("sha256")};
+    }
+  }
+
+  // The whole path of a file that is listed; "" stays.
+  std::string file(const Fields& fields, const std::string& key) const {
+    const std::string name = fields.text(key);
+    if (!name.empty() && found_.files.count(name) == 0)
+      throw input_error(fields.name(key) + " is \"" + name.substr(0, 60) + "\", which is not among its files");
+    return name.empty() ? "" : found_.folder + "/" + name;
+  }
+
+  void model(const std::string& name, const Fields& fields) {
+    PackedModel model;
+    model.name = name;
+    model.graph = file(fields, "graph");
+    model.weights = file(fields, "weights");
+    model.token_ids_file = file(fields, "token_ids");
+    for (const char* key : {"tiles", "given"}) {
+      const Fields tiles = fields.inner(key);
+      for (const auto& each : tiles.members()) model.tiles[each.first] = file(tiles, each.first);
+    }
+    model.rows = fields.count("rows", 1);
+    model.vocabulary_size = fields.count("vocabulary_size", 1);
+    model.context = fields.count("context", 1);
+    model.hidden = fields.count("hidden", 1);
+    model.rows_per_pass = fields.count("rows_per_pass", 2);
+    model.logits_copies = fields.count("logits_copies");
+    model.tree = fields.flag("tree");
+    model.head = fields.flag("head");
+    const std::string kv_type = fields.text("kv_type");
+    if (kv_type != "float32" && kv_type != "int8") throw input_error(fields.name("kv_type") + " is \"" + kv_type.substr(0, 20) + "\"");
+    model.int8 = kv_type == "int8";
+    const Fields memory = fields.inner("memory");
+    model.loaded_nbytes = memory.nbytes("loaded");
+    model.workspace_nbytes = memory.nbytes("workspace");
+    model.thread_nbytes = memory.nbytes("thread");
+    model.arena_nbytes = memory.nbytes("arena");
+    for (const Json& each : fields.list("caches")) {
+      const Fields cache(each, fields.name("caches"));
+      const std::string label = cache.text("name");
+      const bool keys = label.size() > 4 && label.compare(label.size() - 4, 4, ".key") == 0;
+      model.caches.push_back({label, cache.count("heads", 1), cache.count("size", 16), keys});
+    }
+    for (const Json& each : fields.list("recurrent")) {
+      const Fields shape(each, fields.name("recurrent"));
+      model.recurrent.push_back({shape.text("name"), shape.count("values", 1), shape.count("width", 1)});
+    }
+    for (const Json& each : fields.list("features")) model.features.push_back(each.string(fields.name("features")));
+    found_.models[name] = std::move(model);
+  }
+
+  PackManifest& found_;
+};
+
+}  // namespace
+
+int64_t PackedModel::position_nbytes() const {
+  int64_t values = 0;
+  for (const CacheShape& each : caches) values += each.heads * each.size;
+  return int8 ? values : 4 * values;
+}
+
+const PackedModel* PackManifest::find(const std::string& model) const {
+  const auto found = models.find(model);
+  return found == models.end() ? nullptr : &found->second;
+}
+
+PackManifest PackManifest::read(const std::string& folder) {
+  PackManifest found;
+  found.folder = folder;
+  const std::string path = folder + "/native.json";
+  const int64_t nbytes = size_of(path);
+  if (nbytes < 0)
+    throw manifest_error(folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
+  if (nbytes > kMostNbytes) throw manifest_error(path + " is too large to be a folder's description" + kAgain);
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) throw manifest_error(path + " cannot be read: copy the folder again");
+  try {
+    found.json = Json::parse(text.str(), path);
+    Reader(found).read();
+  } catch (const Error& error) {
+    if (error.code != EDGEDECODE_BAD_INPUT) throw;
+    const std::string what = error.what();
+    throw manifest_error((what.find(path) == 0 ? what : path + " is damaged: " + what) + kAgain);
+  }
+  for (const auto& each : found.files) {
+    const int64_t size = size_of(folder + "/" + each.first);
+    if (size < 0) throw manifest_error(folder + "/" + each.first + " is missing: copy the folder again");
+    if (size != each.second.nbytes)
+      throw manifest_error(folder + "/" + each.first + " has " + std::to_string(size) + " bytes, and had " +
+                           std::to_string(each.second.nbytes) + ": copy the folder again");
+  }
+  return found;
+}
+
+void PackManifest::verify() const {
+  for (const auto& each : files)
+    if (file_sha256(folder + "/" + each.first) != each.second.sha256)
+      throw manifest_error(folder + "/" + each.first + " has changed since it was packaged: copy the folder again");
+}
+
+}  // namespace edgedecode

@@ -1,0 +1,267 @@
+"""Models of a packaged folder in the native library against the same models in Python: the same bits."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.errors import EdgeDecodeError
+from edgedecode.export.native.folder import write_native_folder
+from edgedecode.export.stages import Stages
+from edgedecode.library.find import find_pack
+from edgedecode.pair import Pair
+from tests.made_once import made_once, run_folder
+from tests.native.conftest import Check
+
+pytest.importorskip("onnxruntime")
+
+ENGINE = next((Path(__import__("onnxruntime").__file__).parent / "capi").glob("libonnxruntime.so*"), None)
+Steps = Sequence[Mapping[str, Any]]
+
+
+def packaged(folder: Path, pack: Path | None = None, *, kv_type: str = "float32") -> Path:
+    """Return the folder, made once."""
+    return made_once(folder, lambda out: write_native_folder(pack or find_pack(None), out, Stages(), kv_type=kv_type))
+
+
+def options(**more: object) -> str:
+    return json.dumps({"engine": str(ENGINE), **more})
+
+
+def in_python(models: Mapping[str, LanguageModel], steps: Steps) -> Iterator[Any]:
+    """Yield what each step gives; errors as their words."""
+    states: dict[int, tuple[LanguageModel, Any]] = {}
+    for step in steps:
+        if step["op"] == "new":
+            model = models[step["model"]]
+            states[step["state"]] = (
+                model,
+                model.new_state(step["capacity"], rows=step["rows"], tree=step["tree"]),
+            )
+            yield {"capacity": step["capacity"]}
+            continue
+        model, state = states[step["state"]]
+        try:
+            if step["op"] == "keep":
+                state.keep(step["path"])
+            elif step["op"] == "crop":
+                state.crop(step["length"])
+            else:
+                assert step["op"] == "forward"
+                output = model.forward(step["tokens"], state, parents=step.get("parents"), rows=step["rows"])
+                yield {"logits": hashlib.sha256(np.ascontiguousarray(output.logits).tobytes()).hexdigest()}
+                continue
+            yield {"length": state.length, "pending": state.pending}
+        except EdgeDecodeError as error:
+            yield {"error": str(error)}
+
+
+def steps_of(model: str, size: int, *, tree: bool = True, long: int = 300) -> list[dict[str, Any]]:
+    """Return passes of every kind: a prompt in pieces, one row, several, branches over passes, kept, rolled back."""
+    rng = np.random.default_rng(7)
+
+    def ids(count: int) -> list[int]:
+        return [int(each) for each in rng.integers(0, size, count)]
+
+    steps: list[dict[str, Any]] = [
+        {"op": "new", "state": 0, "model": model, "capacity": long + 60, "rows": 8, "tree": tree},
+        {"op": "new", "state": 1, "model": model, "capacity": 20, "rows": 1, "tree": False},
+        {"op": "forward", "state": 0, "tokens": ids(long), "rows": [0, 255, long - 1]},
+        {"op": "forward", "state": 1, "tokens": ids(5), "rows": []},
+        {"op": "keep", "state": 0, "path": list(range(long))},
+        {"op": "forward", "state": 0, "tokens": ids(1), "rows": [0]},
+        {"op": "keep", "state": 0, "path": [0]},
+        {"op": "forward", "state": 0, "tokens": ids(4), "rows": [0, 1, 2, 3]},
+        {"op": "forward", "state": 0, "tokens": ids(2), "rows": [1]},
+        {"op": "keep", "state": 0, "path": [0, 1, 2]},
+        {"op": "forward", "state": 1, "tokens": ids(3), "rows": [0, 2]},
+        {"op": "crop", "state": 0, "length": long - 3},
+        {"op": "forward", "state": 0, "tokens": ids(2), "rows": [0, 1]},
+        {"op": "crop", "state": 0, "length": long - 3},
+        {"op": "keep", "state": 1, "path": list(range(8))},
+        {"op": "forward", "state": 1, "tokens": ids(1), "rows": [0]},
+    ]
+    if tree:
+        steps += [
+            {"op": "forward", "state": 0, "tokens": ids(5), "parents": [-1, 0, 0, -1, 3], "rows": [0, 2, 4]},
+            {"op": "forward", "state": 0, "tokens": ids(4), "parents": [2, 4, 5, 1], "rows": [0, 1, 2, 3]},
+            {"op": "keep", "state": 0, "path": [0, 2, 5, 7]},
+            {"op": "forward", "state": 0, "tokens": ids(2), "rows": [0, 1]},
+        ]
+    return steps
+
+
+WRONG = [
+    {"op": "keep", "state": 0, "path": [0, 1, 2, 3, 4, 5, 6]},
+    {"op": "keep", "state": 0, "path": [1]},
+    {"op": "crop", "state": 0, "length": 10_000},
+    {"op": "forward", "state": 0, "tokens": [1] * 90, "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [], "rows": []},
+    {"op": "forward", "state": 0, "tokens": [-1], "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [1 << 20], "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1], "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1, 7], "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1, -1], "rows": [0, 1]},
+    {"op": "keep", "state": 0, "path": [0, 1, 2]},
+    {"op": "forward", "state": 0, "tokens": [5], "rows": [0]},
+]
+"""Refused steps, and that what follows them is right."""
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged(run_folder(tmp_path_factory) / "native-demo")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with edgedecode.load(runtime="onnx") as opened:
+        yield opened
+
+
+def assert_same(check: Check, folder: Path, models: Mapping[str, LanguageModel], steps: Steps, **more: object) -> None:
+    found = check("model", str(folder), options(**more), lines=steps)
+    for step, mine, theirs in zip(steps, found, in_python(models, steps), strict=True):
+        mine.pop("code", None)
+        assert mine == theirs, step
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_target_has_the_same_bits(native_check: Check, demo: Path, pair: Pair, threads: int) -> None:
+    steps = [*steps_of("target", pair.target.card.rows), *WRONG]
+    assert_same(native_check, demo, {"target": pair.target}, steps, threads=threads)
+
+
+def test_trimmed_draft_has_the_same_bits(native_check: Check, demo: Path, pair: Pair) -> None:
+    draft = pair.drafts.hold("trim")
+    assert draft is not None
+    assert draft.card.rows < draft.card.vocabulary_size
+    assert_same(native_check, demo, {"draft": draft}, steps_of("draft", draft.card.vocabulary_size))
+
+
+def test_int8_caches_have_the_same_bits(native_check: Check, tmp_path: Path) -> None:
+    folder = packaged(tmp_path / "int8", kv_type="int8")
+    with edgedecode.load(runtime="onnx", kv_type="int8") as pair:
+        assert_same(native_check, folder, {"target": pair.target}, steps_of("target", pair.target.card.rows))
+
+
+def test_peak_stays_within_the_plan(native_check: Check, demo: Path) -> None:
+    *_, last = native_check("model", str(demo), options(), lines=[*steps_of("target", 8192), {"op": "memory"}])
+    assert 0 < last["used"] <= last["plan"]
+    assert last["peak"] <= last["plan"]
+
+
+def plans(check: Check, folder: Path, *given: Mapping[str, Any]) -> list[Any]:
+    return check("plan", str(folder), lines=given)
+
+
+def test_a_small_budget_takes_the_context_then_the_drafts(native_check: Check, demo: Path) -> None:
+    (whole,) = plans(native_check, demo, {"memory": 10**9})
+    assert (whole["context"], whole["draft"], whole["cuts"]) == (2048, "draft", [])
+    assert sum(whole["holders"].values()) == whole["total"]
+    short, alone, none, asked = plans(
+        native_check,
+        demo,
+        {"memory": whole["total"] - 4_000_000},
+        {"memory": whole["total"] - 18_000_000},
+        {"memory": 20_000_000},
+        {"memory": whole["total"] - 4_000_000, "context": 2048},
+    )
+    assert 512 <= short["context"] < 2048
+    assert short["draft"] == "draft"
+    assert short["total"] <= whole["total"] - 4_000_000
+    assert alone["draft"] == ""
+    assert alone["total"] <= whole["total"] - 18_000_000
+    assert "raise --memory to" in none["error"]
+    assert none["code"] == -4
+    assert (asked["context"], asked["draft"]) == (2048, "")
+
+
+def _newer(value: dict[str, Any]) -> None:
+    value["version"] = 2
+
+
+def _foreign(value: dict[str, Any]) -> None:
+    value["format"] = "other"
+
+
+def _outside(value: dict[str, Any]) -> None:
+    value["files"]["../secret"] = value["files"].pop("target/graph.onnx")
+
+
+def _unlisted(value: dict[str, Any]) -> None:
+    value["models"]["target"]["graph"] = "target/other.onnx"
+
+
+def _wide(value: dict[str, Any]) -> None:
+    value["models"]["target"]["rows"] = 1 << 40
+
+
+def _lacking(value: dict[str, Any]) -> None:
+    del value["models"]["target"]["caches"]
+
+
+def _typed(value: dict[str, Any]) -> None:
+    value["models"]["target"]["tree"] = 1
+
+
+def _headless(value: dict[str, Any]) -> None:
+    del value["models"]["target"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_newer, "has format version 2, this library reads up to 1"),
+        (_foreign, 'the format is "other"'),
+        (_outside, "may be outside"),
+        (_unlisted, "is not among its files"),
+        (_wide, "expected 1 to"),
+        (_lacking, "native.json.models.target has no caches"),
+        (_typed, "tree is a number: expected true or false"),
+        (_headless, "has no target"),
+    ],
+)
+def test_a_damaged_description_is_refused(
+    native_check: Check, demo: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    value = json.loads((demo / "native.json").read_text())
+    change(value)
+    (tmp_path / "native.json").write_text(json.dumps(value))
+    (found,) = plans(native_check, tmp_path, {})
+    assert words in found["error"]
+    assert found["code"] == -3
+
+
+def test_a_damaged_folder_is_refused(native_check: Check, demo: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a folder, 'öäü'"
+    for path in demo.rglob("*"):
+        if path.is_file():
+            place = copy / path.relative_to(demo)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+    (whole,) = plans(native_check, copy, {"verify": True})
+    assert "error" not in whole
+    graph = copy / "target/graph.onnx"
+    data = graph.read_bytes()
+    graph.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    plain, verified = plans(native_check, copy, {}, {"verify": True})
+    assert "error" not in plain
+    assert f"{graph} has changed" in verified["error"]
+    graph.write_bytes(data[:-1])
+    (short,) = plans(native_check, copy, {})
+    assert f"{graph} has {len(data) - 1} bytes, and had {len(data)}" in short["error"]
+    graph.unlink()
+    (gone,) = plans(native_check, copy, {})
+    assert f"{graph} is missing" in gone["error"]
+    (nothing,) = plans(native_check, tmp_path / "nothing", {})
+    assert "is no packaged folder" in nothing["error"]
+    (copy / "native.json").write_text("{")
+    (broken,) = plans(native_check, copy, {})
+    assert "is not valid JSON" in broken["error"]

@@ -1,0 +1,38 @@
+"""`edgedecode package --native`: what is in the folder, and what is refused."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Refusal, Told
+from tests.export.conftest import run
+
+pytest.importorskip("onnxruntime")
+
+
+def test_the_folder_lists_its_files(told: Told, tmp_path: Path) -> None:
+    out = tmp_path / "folder"
+    found = told("package", "demo", "--native", "--out", out)
+    assert json.loads((out / "native.json").read_text(encoding="utf-8")) == found
+    listed = {name: each["sha256"] for name, each in found["files"].items()}
+    there = [path for path in out.rglob("*") if path.is_file() and path.name != "native.json"]
+    assert listed == {path.relative_to(out).as_posix(): sha256(path.read_bytes()).hexdigest() for path in there}
+    assert [(name, each["rows"], bool(each["token_ids"])) for name, each in found["models"].items()] == [
+        ("target", 8192, False),
+        ("draft", 4992, True),
+    ]
+
+
+def test_a_float_model_is_refused(demo_pair: Path, refusal: Refusal, tmp_path: Path) -> None:
+    pack, out = tmp_path / "pack", tmp_path / "folder"
+    assert run("export", "--target", demo_pair / "target", "--out", pack, "--bits", "32") == 0
+    assert "runs in part on ONNX Runtime's own kernels" in refusal("package", pack, "--native", "--out", out)
+    assert not out.exists()
+
+
+def test_a_target_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("package", "demo", "--out", tmp_path / "folder")
+    assert "--target --native" in capsys.readouterr().err
