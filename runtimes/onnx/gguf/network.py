@@ -112,7 +112,7 @@ class Network(RecurrentLayers):
         for layer in range(len(self.layers)):
             if layer == picked:  # from here on, layers write no keys and values that other rows would read
                 self._per_layer_inputs(embedded, range(picked, len(self.layers)), picked=True)
-                x, y = (self._picked(each)[0] if each else "" for each in (x, y))
+                x, y = self._picked(x, y)
             x, y = self._layer(x, y, layer)
         if self.squares:
             x, y = self._picked(x, y)
@@ -283,7 +283,8 @@ class Network(RecurrentLayers):
         return self._node("Reshape", [x, self._constant(np.array([0, 0, width], np.int64))])
 
     def _picked(self, *names: str) -> list[str]:
-        return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
+        """Return the picked rows of each value; an empty name is none."""
+        return [self._node("Gather", [name, "rows"], {"axis": 1}) if name else "" for name in names]
 
     def _attention(self, projections: list[str], layer: int) -> str:
         shape, facts, part = self.metadata, self.layers[layer], f"blk.{layer}."

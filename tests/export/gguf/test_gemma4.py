@@ -14,7 +14,8 @@ from gguf import GGUFWriter
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.model import AdapterUse, HiddenModel, LanguageModel, LowRank, SquaresModel
+from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
@@ -201,6 +202,35 @@ def test_a_tree_gives_the_bits_of_its_branches(model: LanguageModel) -> None:
     state.keep([0, 2, 4])
     after = model.forward([11], state, rows="all").logits.copy()
     assert np.array_equal(after, logits_of(model, [*start, *branches[1], 11])[-1:])
+
+
+def test_other_graphs_give_the_same_bits_and_what_they_are_for(model: LanguageModel, folder: Path) -> None:
+    tokens, entry, made = TOKENS[:60], entry_of(folder), network()
+    whole, opened = logits_of(model, tokens), {}
+    for need in (ADAPTERS, HIDDEN_ROWS, SQUARES):
+        opened[need] = open_entry(entry, folder, budget=Budget(), needs=(need,))
+        assert np.array_equal(logits_of(opened[need], tokens), whole)
+    squares = opened[SQUARES]
+    assert isinstance(squares, SquaresModel)
+    assert {"blk.7.inp_gate.weight", "blk.7.proj.weight", "blk.3.attn_k.weight"} < squares.squares.keys()
+    hidden = opened[HIDDEN_ROWS]
+    assert isinstance(hidden, HiddenModel)
+    found = hidden.hidden_rows(tokens, hidden.new_state(60))
+    changed, rng = [], np.random.default_rng(0)
+    with torch.no_grad():
+        assert np.abs(found - made.model(torch.tensor([tokens])).last_hidden_state[0, -1:].numpy()).max() < EXACT
+        for index, layer in enumerate(made.model.layers):
+            for name, module in (("q_proj", layer.self_attn.q_proj), ("down_proj", layer.mlp.down_proj)):
+                up, down = (
+                    0.1 * rng.standard_normal(size) for size in ((len(module.weight), 4), (4, module.in_features))
+                )
+                changed.append(LowRank(index, name, down.astype(np.float32), up.astype(np.float32)))
+                module.weight += torch.from_numpy(changed[-1].product())
+        expected = made(torch.tensor([tokens])).logits[0].numpy()
+    lora = opened[ADAPTERS]
+    lora.add_adapter("x", changed)
+    found = lora.forward(tokens, lora.new_state(60, rows=60), rows="all", adapter=AdapterUse("x", "x")).logits
+    assert np.abs(found - expected).max() < EXACT < np.abs(whole - expected).max() / 100
 
 
 def test_shared_caches_are_counted_once(model: LanguageModel) -> None:
