@@ -88,28 +88,28 @@ def lfm2() -> PreTrainedModel:
     return random_model(config)
 
 
-def gemma(*, full: Sequence[int] = (3, 7)) -> PreTrainedModel:
+def gemma(*, full: Sequence[int] = (3, 7), **changes: object) -> PreTrainedModel:
     """Gemma 4 with keys and values that layers share, per-layer embeddings, and heads of two sizes."""
-    config = Gemma4TextConfig(
-        vocab_size=ROWS,
-        vocab_size_per_layer_input=ROWS,
-        hidden_size=64,
-        hidden_size_per_layer_input=32,
-        intermediate_size=96,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        global_head_dim=32,
-        max_position_embeddings=CONTEXT,
-        sliding_window=24,
-        layer_types=["full_attention" if layer in full else "sliding_attention" for layer in range(8)],
-        num_kv_shared_layers=4,
-        use_double_wide_mlp=True,
-        final_logit_softcapping=30.0,
-        tie_word_embeddings=True,
-    )
-    model = random_model(config)
+    sizes: dict[str, object] = {
+        "vocab_size": ROWS,
+        "vocab_size_per_layer_input": ROWS,
+        "hidden_size": 64,
+        "hidden_size_per_layer_input": 32,
+        "intermediate_size": 96,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "max_position_embeddings": CONTEXT,
+        "sliding_window": 24,
+        "layer_types": ["full_attention" if layer in full else "sliding_attention" for layer in range(8)],
+        "num_kv_shared_layers": 4,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    }
+    model = random_model(Gemma4TextConfig(**{**sizes, **changes}))
     for layer in model.model.layers:
         layer.layer_scalar.uniform_(0.6, 1.4)
         layer.self_attn.q_norm.weight.data *= 0.2  # trained ones hold what other models divide scores by
@@ -253,6 +253,20 @@ def test_bad_checkpoints_are_refused(change: Callable[[dict[str, Any]], None], m
     with pytest.raises(ExportError, match=message):
         export(model, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
+
+
+@needs_engine
+def test_gemma_whose_values_are_its_keys_runs_as_transformers_does(tmp_path: Path) -> None:
+    """As in 12B and 31B: without per-layer embeddings, and with fewer keys in layers without a window."""
+    none = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False}
+    made = gemma(attention_k_eq_v=True, num_global_key_value_heads=1, **none)
+    model = write_network(tmp_path / "model", made)
+    entry = export(model, tmp_path / "pack", stored=recipe(32)).models["target"]
+    expected, path = framework_logits(model, TOKENS), tmp_path / "pack" / entry.gguf
+    with closing(opened(entry, tmp_path / "pack")) as found:
+        for width in (64, 7):
+            assert np.abs(logits_of(found, TOKENS, width=width) - expected).max() < EXACT
+    assert np.abs(stock_logits(path, TOKENS[:100]) - expected[:100]).max() < TABLED
 
 
 def test_keys_and_values_that_llama_cpp_would_share_otherwise_are_refused(tmp_path: Path) -> None:
