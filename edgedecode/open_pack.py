@@ -236,7 +236,7 @@ def _with_server(
     from edgedecode.engines.target_server import with_device_draft
 
     make = find_targets()
-    return with_device_draft(manifest), lambda engine: make(server, engine, tokenizer.encode)
+    return with_device_draft(manifest), lambda engine: make(server, engine, tokenizer, manifest.end_ids)
 
 
 def rarer(options: LoadOptions | None) -> LoadOptions:

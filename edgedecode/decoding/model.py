@@ -146,6 +146,8 @@ class ModelCard:
     """Threads the engine uses for it; None: the engine does not report them."""
     top_rows: int = 0
     """How many of a row's logits are known, those of the likeliest tokens; all others are -inf. 0: all are known."""
+    draws: bool = False
+    """Whether a row has the one token that the model's own sampler drew, with the session's options."""
     widths: tuple[int, ...] = ()
     """Ascending widths of passes that give every row logits; a pass is padded to the next one, and more rows take
     several passes. Empty: a pass has any number of rows."""
@@ -196,14 +198,17 @@ class State(Protocol):
 class TopState(State, Protocol):
     """A state of a model whose rows have the likeliest tokens only, and which may be left alone by its server.
 
-    Its session tells how it draws: how many of the likeliest tokens decide, and the noise's seed; and whether rounds
-    without a draft may follow each other, which the server could write on its own.
+    Its session tells how it draws: how many of the likeliest tokens decide, and the noise's seed; whether rounds
+    without a draft may follow each other, which the server could write on its own, and an answer's most tokens; and
+    whether it switches, so that the draft model goes on after few.
     """
 
     top: int
     sampling: Mapping[str, float]
     seed: int
     streams: bool
+    switches: bool
+    limit: int
 
     @property
     def alone(self) -> str:

@@ -41,7 +41,7 @@ SQUARES = "squares"
 """The need of a model that is a `SquaresModel`."""
 HIDDEN_ROWS = "hidden"
 """The need of a model that is a `HiddenModel`."""
-TARGET_KINDS = ("edgedecode", "sglang", "vllm", "llama-server")
+TARGET_KINDS = ("edgedecode", "sglang", "vllm", "llama-server", "openai", "ollama")
 """The kinds of servers that a target may be on (`target_server`)."""
 INT8_KV = "kv:int8"
 """The need of a model with keys and values of 8 bits."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from edgedecode.errors import InputError
 from edgedecode.pack.entries import DRAFT
 from edgedecode.pack.manifest import Manifest
+from edgedecode.text.tokenizer import Tokenizer
 
 from .interface import TARGET_KINDS, Runtime
 
@@ -37,9 +38,9 @@ class TargetServer:
             raise InputError(f"{self.seconds:g} s are too few for a reply: give more than 0")
 
 
-TargetFactory: TypeAlias = Callable[[TargetServer, Runtime, Callable[[str], list[int]]], Runtime]
-"""Returns an engine that opens the target on the server, and the draft on the given one, with the device's tokenizer.
-The entry point "remote" of the group `edgedecode.targets` names it."""
+TargetFactory: TypeAlias = Callable[[TargetServer, Runtime, Tokenizer, frozenset[int]], Runtime]
+"""Returns an engine that opens the target on the server, and the draft on the given one, with the device's tokenizer
+and the ids that end an answer. The entry point "remote" of the group `edgedecode.targets` names it."""
 
 
 def with_device_draft(manifest: Manifest) -> Manifest:

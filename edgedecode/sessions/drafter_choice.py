@@ -106,6 +106,11 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
     if card.rollback:
         return True
     if options.drafter != "none" and (options.drafter is not None or options.draft_max):
+        if card.top_rows:
+            raise CapabilityError(
+                f"{card.name} verifies no drafts: decode without them (--drafter none), or let the device's model "
+                f"write where it is sure (--mode switch)"
+            )
         raise CapabilityError(
             "drafts are rows that this target's recurrent layers cannot roll back: decode without drafts "
             "(--drafter none)"

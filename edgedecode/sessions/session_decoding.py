@@ -64,7 +64,8 @@ class SessionDecoding:
                 self._top_state = self.turns.state
                 self._top_state.top = top_needed(self.sampling, card, restricted=self._own is not None)
                 self._top_state.sampling = self.sampling.as_dict()
-                self._top_state.streams = not (choice.names and options.fixed) and options.details.switch is None
+                self._top_state.streams = not (choice.names and options.fixed)
+                self._top_state.switches = options.details.switch is not None
             setting = DraftSetting(
                 budget=shared.budget,
                 sampling=self.sampling,
@@ -97,6 +98,8 @@ class SessionDecoding:
         constraint: of this answer alone; None: the session's own, if any. expected: a text to draft from.
         """
         self._begin_noise(seed)
+        if self._top_state is not None:
+            self._top_state.limit = limit
         self._expected = self._expecting(expected) if expected else None
         self._constraint = constraint or self._own
         if self._constraint is not None:

@@ -4,6 +4,9 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.weights import SamplingOptions
 
+_TOLD = {"temperature", "top_p", "top_k", "min_p"}
+"""Options that servers draw with, by these names."""
+
 
 def top_needed(sampling: SamplingOptions, card: ModelCard, *, restricted: bool) -> int:
     """Return how many of the likeliest tokens decide a draw. Raises CapabilityError for options that need all.
@@ -14,7 +17,9 @@ def top_needed(sampling: SamplingOptions, card: ModelCard, *, restricted: bool) 
         check_whole_rows(card, "a grammar or a thinking budget")
     if sampling.changes_logits:
         check_whole_rows(card, "a penalty or a bias")
-    if sampling.greedy:
+    if card.draws and (others := sampling.active.keys() - _TOLD):
+        raise CapabilityError(f"{', '.join(sorted(others))}: {card.name} is not told of it: leave it out")
+    if sampling.greedy or card.draws:
         return 1
     if sampling.top_n_sigma or not 0 < sampling.top_k <= card.top_rows:
         check_whole_rows(card, f"sampling without top-k of 1 to {card.top_rows}, or with top-n-sigma,")

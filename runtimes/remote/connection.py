@@ -1,13 +1,16 @@
 """Requests to one server: JSON over a connection that stays open, with a limit of time and size for each reply."""
 
+from __future__ import annotations
+
 import http.client
 import json
 import os
 import ssl
-from collections.abc import Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import copy
 from time import monotonic, sleep
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from edgedecode.errors import EdgeDecodeError, InputError, cause
@@ -19,6 +22,9 @@ _CONNECT_SECONDS = 5.0
 _PAUSE = 0.25
 """Seconds until a server that is busy is asked again."""
 _BUSY = (429, 503)
+_ALREADY = 0.001
+"""Seconds for the rest of a reply that should have come."""
+_Reply = TypeVar("_Reply")
 
 
 class TargetFailed(EdgeDecodeError):
@@ -58,6 +64,7 @@ class Connection:
 
     def __init__(self, url: str, *, key_variable: str = "", seconds: float = 30.0) -> None:
         self.parts, self.seconds = checked_url(url), seconds
+        self._path = self.parts.path.rstrip("/").removesuffix("/v1")  # as OpenAI's clients are given it
         self._headers = {"Content-Type": "application/json"}
         if key_variable:
             key = os.environ.get(key_variable, "")
@@ -65,6 +72,10 @@ class Connection:
                 raise InputError(f"the environment variable {key_variable} holds no key: set it, one line of ASCII")
             self._headers["Authorization"] = f"Bearer {key}"
         self._open: http.client.HTTPConnection | None = None
+        self._rest: http.client.HTTPResponse | None = None
+        """A reply that was not read to its end."""
+        self._streams: Connection | None = None
+        """That of the last stream, if the next one may use it."""
         self.requests = self.sent = self.received = 0
 
     @property
@@ -82,35 +93,56 @@ class Connection:
         """Return the JSON object at a path. Raises TargetFailed."""
         return self._asked("GET", path, None)
 
-    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, JsonValue]]:
-        """Yield the events of a streamed reply, on a connection of its own, which closing the iterator ends.
+    def events(self, path: str, body: Mapping[str, object], *, few: bool = False) -> Generator[dict[str, JsonValue]]:
+        """Yield the events of a streamed reply, server-sent ones or an object a line. Raises TargetFailed.
 
-        Each may take as long as a reply. Raises TargetFailed.
+        Each may take as long as a reply. It has a connection of its own, which closing the iterator ends, so that the
+        server writes no more. few: there is little to come, and the next stream may use the connection once it has.
         """
-        own = copy(self)
-        own._open = None
+        own, self._streams, kept = self._streams or self._another(), None, False
         data = json.dumps(body, separators=(",", ":")).encode()
         self.requests, self.sent = self.requests + 1, self.sent + len(data)
+        deadline = monotonic() + self.seconds
         try:
-            reply = own._begun("POST", path, data, monotonic() + self.seconds)
-            if reply.status != 200:
-                raise TargetFailed(f"{self.host} refuses {path} ({reply.status})")
-            while line := reply.readline(_PIECE):
-                self.received += len(line)
-                own._wait_until(monotonic() + self.seconds)
-                if line.startswith(b"data: {"):
-                    yield json.loads(line[6:])
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TargetFailed(f"the stream of {self.host} ended: {cause(error) or type(error).__name__}") from None
+            with own._told():
+                while (reply := own._again(lambda: own._begun("POST", path, data, deadline))).status in _BUSY:
+                    if monotonic() + _PAUSE > deadline:
+                        break
+                    reply.read()
+                    sleep(_PAUSE)
+                if reply.status != 200:
+                    raise self._refused(path, reply.status, reply.read(_PIECE), reply.headers)
+                own._rest = reply
+                while line := reply.readline(_PIECE):
+                    self.received += len(line)
+                    own._wait_until(monotonic() + self.seconds)
+                    if line.startswith((b"data: {", b"{")):
+                        event = json.loads(line.removeprefix(b"data: "))
+                        if event.get("error"):
+                            raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
+                        kept = few
+                        yield event
+                        kept = False
+                kept = True
         finally:
-            own.close()
+            if kept and self._streams is None:
+                self._streams = own
+            else:
+                own.close()
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
-        if self._open is not None:
-            with suppress(OSError):
-                self._open.close()
-            self._open = None
+        for each in (self._open, self._streams):
+            if each is not None:
+                with suppress(OSError):
+                    each.close()
+        self._open = self._streams = self._rest = None
+
+    def _another(self) -> Connection:
+        """Return a connection to the same server."""
+        found = copy(self)
+        found._open = found._streams = found._rest = None
+        return found
 
     def _asked(self, method: str, path: str, data: bytes | None) -> dict[str, JsonValue]:
         deadline = monotonic() + self.seconds
@@ -129,32 +161,41 @@ class Connection:
             self.sent + len(data or b""),
             self.received + len(reply),
         )
-        if 300 <= status < 400:
-            place = headers.get("Location", "elsewhere")
-            raise Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that address", status)
-        try:
-            value = json.loads(reply)
-        except (ValueError, RecursionError):
-            value = None
         if status != 200:
-            raise Refused(f"{self.host} refuses {path} ({status}): {_said(value, reply)}", status)
-        if not isinstance(value, dict):
+            raise self._refused(path, status, reply, headers)
+        if not isinstance(value := _json(reply), dict):
             raise TargetFailed(f"{self.host} answers {path} with what is no JSON object: {reply[:40]!r}")
         return value
+
+    def _refused(self, path: str, status: int, reply: bytes, headers: http.client.HTTPMessage) -> Refused:
+        if 300 <= status < 400:
+            place = headers.get("Location", "elsewhere")
+            return Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that address", status)
+        return Refused(f"{self.host} refuses {path} ({status}): {_said(_json(reply), reply)}", status)
 
     def _once(
         self, method: str, path: str, data: bytes | None, deadline: float
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         """Send a request and read its reply."""
+        with self._told():
+            return self._again(lambda: self._sent(method, path, data, deadline))
+
+    def _again(self, request: Callable[[], _Reply]) -> _Reply:
+        """Return what a request gives, sent again if the server had closed a connection kept from an earlier one."""
         kept = self._open is not None
         try:
-            try:
-                return self._sent(method, path, data, deadline)
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-                if not kept:  # the server had closed a connection that nothing was sent on for a while
-                    raise
-                self.close()
-                return self._sent(method, path, data, deadline)
+            return request()
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            if not kept:
+                raise
+            self.close()
+            return request()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise TargetFailed, in one line, for what goes wrong on the way."""
+        try:
+            yield
         except ssl.SSLCertVerificationError as error:
             raise TargetFailed(f"the certificate of {self.host} is not valid: {error.verify_message}") from None
         except TimeoutError:
@@ -180,6 +221,8 @@ class Connection:
 
     def _begun(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
         """Send a request, and return its reply, of which the headers are read."""
+        if not self._is_free():
+            self.close()
         if self._open is None:
             secure = self.parts.scheme == "https"
             kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -187,8 +230,21 @@ class Connection:
             self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
             self._open.connect()
         self._wait_until(deadline)
-        self._open.request(method, self.parts.path.rstrip("/") + path, data, self._headers)
+        self._open.request(method, self._path + path, data, self._headers)
         return self._open.getresponse()
+
+    def _is_free(self) -> bool:
+        """Return whether the last reply has come, whose rest is read without waiting for it."""
+        rest, self._rest = self._rest, None
+        if rest is None or self._open is None or self._open.sock is None:
+            return rest is None
+        self._open.sock.settimeout(_ALREADY)
+        try:
+            while rest.read1(_PIECE):
+                pass
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        return not rest.will_close
 
     def _wait_until(self, deadline: float) -> None:
         """Limit the time of the next reading. Raises TimeoutError."""
@@ -196,6 +252,14 @@ class Connection:
             raise TimeoutError
         if self._open is not None and self._open.sock is not None:
             self._open.sock.settimeout(left)
+
+
+def _json(reply: bytes) -> object:
+    """Return the value of a reply; None: it is no JSON."""
+    try:
+        return json.loads(reply)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _said(value: object, reply: bytes) -> str:

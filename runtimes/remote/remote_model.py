@@ -25,8 +25,8 @@ from ..row_state import (
     wanted_rows,
 )
 from .connection import Connection, TargetFailed
-from .servers import SEEDED, Asked, Kind, Rows, rows_of
-from .token_stream import TokenStream
+from .servers import Asked, Kind, Rows, rows_of
+from .token_stream import FEW, Begun, DeviceText, TokenStream
 
 _TOKEN_NBYTES = 8
 _LONGEST_PATIENCE = 32
@@ -50,7 +50,7 @@ class RemoteState:
         self.agreed = self._own_agreed = 0
         self.session, self.top, self.seed = "", 1, 0
         self.sampling: Mapping[str, float] = {}
-        self.streams = False
+        self.streams, self.switches, self.limit = False, False, 1
         self.stream: TokenStream | None = None
         self.plain, self._patience = 0, 1
         self.alone = ""
@@ -91,10 +91,12 @@ class RemoteState:
         return self.streams and self.plain >= self._patience
 
     def end_stream(self) -> None:
-        """Stop what the server writes. The next time it takes twice as many single rows."""
+        """Stop what the server writes. Unless the device's model goes on, the next time takes twice as many rows."""
         if self.stream is not None:
             self.stream.close()
-            self.stream, self._patience = None, min(_LONGEST_PATIENCE, 2 * self._patience)
+            self.stream = None
+            if not self.switches:
+                self._patience = min(_LONGEST_PATIENCE, 2 * self._patience)
         self.plain = 0
 
     def close(self) -> None:
@@ -132,11 +134,12 @@ class RemoteModel:
         card: ModelCard,
         *,
         model: str,
+        device: DeviceText,
         budget: Budget,
         spare: LanguageModel | None = None,
     ) -> None:
         self.card, self.connection = card, connection
-        self._kind, self._model, self._budget, self._spare = kind, model, budget, spare
+        self._kind, self._model, self._device, self._budget, self._spare = kind, model, device, budget, spare
         self._buffer: FloatArray = np.empty((0, card.rows), np.float32)
         self._filled: list[IntArray] = []
         self._answered = ""
@@ -193,10 +196,10 @@ class RemoteModel:
         """Return the last rows of a state: the server's or, if that fails and there is one, the device's model's."""
         if self._spare is not None and not state.alone and monotonic() < self._silent_until:
             state.alone = f"{self.connection.host} did not answer a moment ago"
-        if not state.alone and (token := self._streamed(state, count)) is not None:
-            return self._dense([(np.array([token]), np.zeros(1, np.float32))], 1)
         if not state.alone:
             try:
+                if (token := self._streamed(state, count)) is not None:
+                    return self._dense([(np.array([token]), np.zeros(1, np.float32))], 1)
                 return self._dense(self._asked(state, count), count)
             except TargetFailed as error:
                 if self._spare is None:
@@ -209,25 +212,32 @@ class RemoteModel:
     def _streamed(self, state: RemoteState, count: int) -> int | None:
         """Return the token that the server itself writes next, which is a row of its own; None: ask for rows.
 
-        A plain round then takes no way to the server and back.
+        A plain round then takes no way to the server and back. Raises TargetFailed if there are no rows to ask for.
         """
-        every = [*state.tokens, *state.rows]
+        every, kind = [*state.tokens, *state.rows], self._kind
         if count > 1 or (state.stream is not None and not state.stream.continues(every)):
             state.end_stream()
-        if count > 1 or not self._kind.streams or not (state.stream is not None or state.begins_stream()):
+        if count > 1 or kind.write is None:
             return None
-        if state.sampling.get("temperature") and self._kind.streams != SEEDED:
-            return None
-        try:
-            if state.stream is None:
-                state.stream = TokenStream(self.connection, every, state.sampling, seed=state.seed, model=self._model)
-            token = state.stream.next()
-        except TargetFailed:
-            token = None
-        if token is None or not 0 <= token < self.card.vocabulary_size:
-            state.end_stream()
-            return None
-        return token
+        if kind.ask is not None:
+            drawn = state.sampling.get("temperature") and (state.switches or not kind.seeded)
+            if drawn or not (state.stream is not None or state.begins_stream()):
+                return None
+        while True:
+            begins = state.stream is None
+            try:
+                if state.stream is None:
+                    most = FEW if state.switches else state.limit
+                    begun = Begun(every, most, state.sampling, state.seed, self._model, self._device)
+                    state.stream = TokenStream(self.connection, kind.write, begun, size=self.card.vocabulary_size)
+                return state.stream.next()
+            except TargetFailed:  # also at the end of as many tokens as were asked for
+                state.end_stream()
+                if not begins:
+                    continue
+                if kind.ask is None:
+                    raise
+                return None
 
     def _asked(self, state: RemoteState, count: int) -> Rows:
         every = [*state.tokens, *state.rows]

@@ -12,15 +12,19 @@ from edgedecode.engines.target_server import TargetServer
 from edgedecode.errors import CapabilityError, IncompatiblePair
 from edgedecode.pack.entries import DRAFT
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
+from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue
 from edgedecode.user_notices import notice
 
 from .connection import Connection, Refused, TargetFailed
 from .remote_model import RemoteModel
 from .servers import KINDS, tokens_of
+from .token_stream import DeviceText
 
 PROBE = "Zwölf Boxkämpfer, 1234567 + 0.5 = x;\n\tif (a_b != \"c\") { return f(x)[0]; }  日本語 🙂 I'm  don't ﬁ"
 """Text on which tokenizers differ: digits, spaces, accents, code, a ligature that some normalize."""
+_LETTER = 4
+"""Tokens of a single letter at most, with those that a tokenizer adds."""
 _USUAL_CONTEXT = 32768
 """Where a server does not tell its own: the device's draft, and requests that are refused, limit it too."""
 
@@ -53,11 +57,11 @@ class _Lent:
 class RemoteRuntime:
     """Implements `Runtime`. It has the name of the device's engine, whose kernels draw the tokens.
 
-    encode: the device's tokenizer. draft_place: tells measured costs with this server from those of others.
+    draft_place: tells measured costs with this server from those of others.
     """
 
-    def __init__(self, server: TargetServer, device: Runtime, encode: Callable[[str], list[int]]) -> None:
-        self._server, self._device, self._kind, self._encode = server, device, KINDS[server.kind], encode
+    def __init__(self, server: TargetServer, device: Runtime, text: DeviceText) -> None:
+        self._server, self._device, self._kind, self._text = server, device, KINDS[server.kind], text
         self._own: LanguageModel | None = None
         self._users = 0
         self.name, self.draft_name = device.name, device.name
@@ -109,10 +113,11 @@ class RemoteRuntime:
         try:
             props, model = self._asked_about()
             context = _context_in(props) or context
-            self._check_tokenizer(model)
+            if self._kind.text:
+                self._check_tokenizer(model)
             secure = connection.parts.scheme == "https" or _is_here(connection.parts.hostname or "")
             plainly = "" if secure else ", unencrypted"
-            notice(f"the text leaves this device{plainly}: {connection.host} verifies what is drafted here")
+            notice(f"the text leaves this device{plainly}: {connection.host} {self._kind.does}")
         except TargetFailed as error:
             if spare is None or isinstance(error, Refused):
                 raise
@@ -128,23 +133,46 @@ class RemoteRuntime:
             tree=False,
             rollback=self._kind.verifies,
             top_rows=self._kind.most_top,
+            draws=self._kind.ask is None,
         )
-        return RemoteModel(connection, self._kind, card, model=model, budget=request.budget, spare=spare)
+        budget, device = request.budget, self._text
+        return RemoteModel(connection, self._kind, card, model=model, device=device, budget=budget, spare=spare)
 
     def _asked_about(self) -> tuple[dict[str, JsonValue], str]:
         """Return what the server tells about its model, and the name to ask for it with."""
         connection, model = self._connection, self._server.model
-        if self._server.kind == "vllm":
+        if self._server.kind in ("vllm", "openai", "ollama"):
             listed = connection.get("/v1/models").get("data")
             every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-            found = next((each for each in every if not model or each.get("id") == model), None)
-            if found is None:
+            found = [each for each in every if not model or each.get("id") == model]
+            if not found or (len(found) > 1 and self._server.kind != "vllm"):  # which lists its adapters too
                 names = ", ".join(str(each.get("id")) for each in every)
-                raise Refused(f"{connection.host} has no model {model!r}; it has: {names[:200]}", 404)
-            return found, str(found.get("id"))
+                wrong = f"no model {model!r}" if model else "several models: name one with --target-model"
+                raise Refused(f"{connection.host} has {wrong}; it has: {names[:200]}", 404)
+            name = str(found[0].get("id"))
+            if self._server.kind == "openai":
+                self._check_completions(name)
+            return found[0], name
         if self._server.kind == "sglang":
             return connection.get("/get_server_info"), model
         return connection.get(f"/props?model={model}" if model else "/props"), model
+
+    def _check_completions(self, model: str) -> None:
+        """Raise CapabilityError if the server does not go on with a text as it is, but answers a message with it."""
+        try:
+            usage = self._connection.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})["usage"]
+            count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        except KeyError:
+            return  # it does not count tokens
+        except Refused as error:
+            if error.status not in (400, 404, 405):
+                raise
+            raise CapabilityError(f"{error}: where only chats are answered, no answer can go on") from None
+        if isinstance(count, int) and count > _LETTER:
+            raise CapabilityError(
+                f"{self._connection.host} puts a prompt into a chat template ({count} tokens for a letter), so that no "
+                f"answer can go on there: for Ollama give --target-kind ollama"
+            )
 
     def _check_tokenizer(self, model: str) -> None:
         """Raise IncompatiblePair if the server's tokenizer gives other ids."""
@@ -152,16 +180,16 @@ class RemoteRuntime:
         if theirs is None:
             notice(f"{self._connection.host} does not tell its tokenizer: it must be the one of the device's model")
             return
-        if theirs != self._encode(PROBE):
+        if theirs != self._text.encode(PROBE):
             raise IncompatiblePair(
                 f"the model of {self._connection.host} has another tokenizer than the device's: draft with a model of "
                 f"the same family"
             )
 
 
-def remote_target(server: TargetServer, device: Runtime, encode: Callable[[str], list[int]]) -> Runtime:
+def remote_target(server: TargetServer, device: Runtime, tokenizer: Tokenizer, ends: frozenset[int]) -> Runtime:
     """Implements `TargetFactory`. Raises InputError for an address or a key that cannot be used."""
-    return RemoteRuntime(server, device, encode)
+    return RemoteRuntime(server, device, DeviceText(tokenizer, ends))
 
 
 def _context_in(props: dict[str, JsonValue]) -> int | None:

@@ -1,6 +1,6 @@
 """What each kind of server is asked, and how its reply is read: rows of the likeliest tokens after a token.
 
-A function each. The shapes are those that their documents and sources describe; none of these servers was run here.
+A function each. SGLang's and vLLM's shapes are those that their documents and sources describe; neither was run here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +12,9 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 
 from .connection import Connection, Refused, TargetFailed
+from .token_stream import Write, write_ids, write_ollama, write_text
 
 _LOST = 409
-SEEDED = "seeded"
 Rows: TypeAlias = list[tuple[IntArray, FloatArray]]
 """The ids after each token, likeliest first, and their logits up to a constant of the row, float32."""
 
@@ -120,29 +120,39 @@ def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of server. verifies: whether it tells several rows in one reply. most_top: likeliest tokens of a row.
+    """A kind of server. ask: for rows; None: it tells none, and draws every token itself. write: for what it writes on
+    alone; None: it is not asked. seeded: whether it then draws with the noise of a session.
 
-    text: the field of /tokenize with the text. streams: whether it writes on alone by llama-server's API, "greedy" or
-    with the same noise as a session, `SEEDED`; empty: not.
+    verifies: whether it tells several rows in one reply. most_top: likeliest tokens of a row. text: the field of
+    /tokenize with the text; empty: it is not asked for ids.
     """
 
-    ask: Ask
-    verifies: bool
-    most_top: int
-    text: str
-    streams: str = ""
+    ask: Ask | None
+    write: Write | None = None
+    verifies: bool = False
+    seeded: bool = False
+    most_top: int = 64
+    text: str = ""
+
+    @property
+    def does(self) -> str:
+        """What a user is told of it."""
+        return "verifies what is drafted here" if self.verifies else "writes what is not written here"
 
 
 KINDS = {
-    "edgedecode": Kind(ask_edgedecode, verifies=True, most_top=64, text="content", streams=SEEDED),
-    "sglang": Kind(ask_sglang, verifies=True, most_top=64, text="prompt"),
+    "edgedecode": Kind(ask_edgedecode, write_ids, verifies=True, seeded=True, text="content"),
+    "sglang": Kind(ask_sglang, verifies=True, text="prompt"),
     "vllm": Kind(ask_vllm, verifies=True, most_top=20, text="prompt"),
-    "llama-server": Kind(ask_llama_server, verifies=False, most_top=64, text="content", streams="greedy"),
+    "llama-server": Kind(ask_llama_server, write_ids, text="content"),
+    "openai": Kind(None, write_text, most_top=1),
+    "ollama": Kind(None, write_ollama, most_top=1),
 }
 
 
 def rows_of(connection: Connection, kind: Kind, asked: Asked, *, size: int) -> Rows:
     """Return the rows asked for. size: of the vocabulary. Raises TargetFailed, also for what are no such rows."""
+    assert kind.ask is not None
     try:
         found = kind.ask(connection, asked)
         if len(found) != asked.rows:

@@ -1,45 +1,132 @@
-"""What a server writes on its own, token by token: plain decoding without a request for each."""
+"""What a server writes on its own, token by token: plain decoding without a request for each. A function each kind."""
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
 
-from .connection import Connection
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-_MOST_TOKENS = 128
-"""Of one request: the server does not know where an answer ends by its limit, and writes as much in vain at most."""
+from edgedecode.text.tokenizer import Tokenizer
+
+from .connection import Connection, TargetFailed
+
+_MOST_IDS = 128
+"""Of one request for ids: drafts may make one needless."""
+FEW = 8
+"""Tokens of a request where the device's model goes on soon. Higher: fewer requests, more tokens in vain."""
+_ANCHOR = "\n"
+
+
+class DeviceText:
+    """The device's tokens as text, for servers that tell no ids."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        self.encode, self._tokenizer = tokenizer.encode, tokenizer
+        self._first = tokenizer.encode("", add_special=True)  # servers put it in front themselves
+        written = (id for id in ends if (tokenizer.token_text(id) or "\0") in tokenizer.chat_template.source)
+        self.end = min(written, default=min(ends, default=-1))
+        """The id for the end of an answer, which a server does not spell."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return a prompt's text, with the control tokens of the chat template."""
+        start = len(self._first) if [*tokens[: len(self._first)]] == self._first else 0
+        return self._tokenizer.decode(tokens[start:], skip_special=False)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows others, none of which is a control token."""
+        ids = self._plain(text)
+        if b"".join(map(self._tokenizer.token_bytes, ids)) != text.encode():  # of a text's first word: "▁word"
+            ids = self._plain(_ANCHOR + text)[len(self._plain(_ANCHOR)) :]
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(self._tokenizer.without_controls(text, role="assistant"))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A text to go on with, by `most` tokens. sampling: as `SamplingOptions.as_dict`. seed: of the answer."""
+
+    tokens: Sequence[int]
+    most: int
+    sampling: Mapping[str, float]
+    seed: int
+    model: str
+    device: DeviceText
+
+    @property
+    def drawn(self) -> dict[str, float]:
+        """The options in OpenAI's words. Other tokens are drawn after other ones: the same seed would repeat itself."""
+        chosen = {name: self.sampling[name] for name in ("top_k", "min_p") if self.sampling.get(name)}
+        always = {name: self.sampling.get(name, 0.0) for name in ("temperature", "top_p")}
+        return {**always, **chosen, "seed": (self.seed + len(self.tokens)) % (1 << 31)}
+
+    def events(self, connection: Connection, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        named = {"model": self.model} if self.model else {}
+        with closing(connection.events(path, {**named, **body, "stream": True}, few=self.most <= FEW)) as events:
+            yield from events
+
+
+Write: TypeAlias = Callable[[Connection, Begun], Generator[int]]
+"""Yields ids. Raises TargetFailed, and LookupError, TypeError or AttributeError for a reply of another shape."""
+
+
+def write_ids(connection: Connection, begun: Begun) -> Generator[int]:
+    """Ask for /completion as llama-server has it, whose ids are the device's."""
+    drawn = {"seed": begun.seed} if begun.sampling.get("temperature") else {}  # without, its KV cache is kept
+    most = min(begun.most, _MOST_IDS)
+    options = {"n_predict": most, "return_tokens": True, "cache_prompt": True}
+    body = {**begun.sampling, **drawn, **options, "prompt": [*begun.tokens]}
+    for event in begun.events(connection, "/completion", body):
+        yield from event["tokens"]
+
+
+def write_text(connection: Connection, begun: Begun) -> Generator[int]:
+    """Ask for OpenAI's /v1/completions. What comes at once, mostly a token, is encoded at once."""
+    body = {**begun.drawn, "prompt": begun.device.text(begun.tokens), "max_tokens": begun.most}
+    for event in begun.events(connection, "/v1/completions", body):
+        for choice in event["choices"]:
+            yield from begun.device.ids(choice["text"])
+            if choice.get("finish_reason") == "stop":
+                yield begun.device.end
+
+
+def write_ollama(connection: Connection, begun: Begun) -> Generator[int]:
+    """Ask for Ollama's /api/generate without its chat template, which its /v1/completions would add."""
+    options = {**begun.drawn, "num_predict": begun.most}
+    body = {"prompt": begun.device.text(begun.tokens), "raw": True, "options": options}
+    for event in begun.events(connection, "/api/generate", body):
+        yield from begun.device.ids(event["response"])
+        if event.get("done_reason") == "stop":
+            yield begun.device.end
 
 
 class TokenStream:
-    """A completion of `tokens` by llama-server's API. sampling: as `SamplingOptions.as_dict`. Raises TargetFailed."""
+    """What a server goes on with. size: of the vocabulary."""
 
-    def __init__(
-        self, connection: Connection, tokens: Sequence[int], sampling: Mapping[str, float], *, seed: int, model: str
-    ) -> None:
-        body = {**sampling, "prompt": list(tokens), "stream": True, "n_predict": _MOST_TOKENS, "return_tokens": True}
-        named = {"model": model} if model else {}
-        drawn = {"seed": seed} if sampling.get("temperature") else {}  # without, its KV cache is kept for the next
-        self._events = connection.events("/completion", body | named | drawn | {"cache_prompt": True})
-        self._length, self._last = len(tokens), tokens[-1]
-        self._waiting = deque[int]()
+    def __init__(self, connection: Connection, write: Write, begun: Begun, *, size: int) -> None:
+        self._ids, self._host, self._size = write(connection, begun), connection.host, size
+        self._length, self._last = len(begun.tokens), begun.tokens[-1]
 
     def continues(self, tokens: Sequence[int]) -> bool:
         """Return whether `tokens` are those that it has written so far."""
         return len(tokens) == self._length and tokens[-1] == self._last
 
-    def next(self) -> int | None:
-        """Return the next token; None: it has ended."""
-        while not self._waiting:
-            event = next(self._events, None)
-            found = None if event is None else event.get("tokens")
-            if not isinstance(found, list):
-                return None
-            self._waiting += [each for each in found if isinstance(each, int)]
-            if event is not None and event.get("stop") and not self._waiting:
-                return None
-        self._last = self._waiting.popleft()
+    def next(self) -> int:
+        """Return the next token. Raises TargetFailed, also at the end."""
+        try:
+            self._last = next(self._ids)
+            if not 0 <= self._last < self._size:
+                raise LookupError(f"token {self._last}")
+        except StopIteration:
+            raise TargetFailed(f"{self._host} writes nothing") from None
+        except (LookupError, TypeError, AttributeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise TargetFailed(f"{self._host} does not answer as such a server does ({told:.80})") from None
         self._length += 1
         return self._last
 
     def close(self) -> None:
         """End the request."""
-        self._events.close()
+        self._ids.close()

@@ -214,7 +214,7 @@ def test_other_servers_are_asked_in_their_way(kind: str, pair: Pair) -> None:
             del others.paths[:]
             with device.session(SessionOptions(sampling=GREEDY, details=switching)) as session:
                 stats = session.generate(STORY, max_tokens=32).stats
-            assert 0 < others.paths.count("/completion") == stats.verified_tokens < 32
+            assert 0 < others.paths.count("/completion") <= stats.verified_tokens < 32
 
 
 def test_the_options_of_the_command_line(server: Running, pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
