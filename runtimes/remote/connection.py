@@ -6,11 +6,11 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from edgedecode.errors import EdgeDecodeError, InputError, cause
@@ -24,7 +24,6 @@ _PAUSE = 0.25
 _BUSY = (429, 503)
 _ALREADY = 0.001
 """Seconds for the rest of a reply that should have come."""
-_Reply = TypeVar("_Reply")
 
 
 class TargetFailed(EdgeDecodeError):
@@ -56,15 +55,23 @@ def checked_url(url: str) -> SplitResult:
     return parts
 
 
+@dataclass(slots=True)
+class Counts:
+    """Of requests to a server. sent, received: bytes of bodies."""
+
+    requests: int = 0
+    sent: int = 0
+    received: int = 0
+
+
 class Connection:
-    """A server. seconds: for a reply, from the request's first byte on. sent, received: bytes of bodies, and requests.
+    """A server. seconds: for a reply, from the request's first byte on.
 
     Redirects are not followed: text and key are for the host that the user named.
     """
 
     def __init__(self, url: str, *, key_variable: str = "", seconds: float = 30.0) -> None:
         self.parts, self.seconds = checked_url(url), seconds
-        self._path = self.parts.path.rstrip("/").removesuffix("/v1")  # as OpenAI's clients are given it
         self._headers = {"Content-Type": "application/json"}
         if key_variable:
             key = os.environ.get(key_variable, "")
@@ -76,7 +83,7 @@ class Connection:
         """A reply that was not read to its end."""
         self._streams: Connection | None = None
         """That of the last stream, if the next one may use it."""
-        self.requests = self.sent = self.received = 0
+        self.counts = Counts()
 
     @property
     def host(self) -> str:
@@ -87,7 +94,7 @@ class Connection:
 
         A connection that was closed meanwhile is opened again, once; the requests made with this may be repeated.
         """
-        return self._asked("POST", path, json.dumps(body, separators=(",", ":")).encode())
+        return self._asked("POST", path, body)
 
     def get(self, path: str) -> dict[str, JsonValue]:
         """Return the JSON object at a path. Raises TargetFailed."""
@@ -100,29 +107,20 @@ class Connection:
         server writes no more. few: there is little to come, and the next stream may use the connection once it has.
         """
         own, self._streams, kept = self._streams or self._another(), None, False
-        data = json.dumps(body, separators=(",", ":")).encode()
-        self.requests, self.sent = self.requests + 1, self.sent + len(data)
-        deadline = monotonic() + self.seconds
         try:
             with own._told():
-                while (reply := own._again(lambda: own._begun("POST", path, data, deadline))).status in _BUSY:
-                    if monotonic() + _PAUSE > deadline:
-                        break
-                    reply.read()
-                    sleep(_PAUSE)
-                if reply.status != 200:
-                    raise self._refused(path, reply.status, reply.read(_PIECE), reply.headers)
-                own._rest = reply
+                own._rest = reply = own._begun("POST", path, body, monotonic() + self.seconds)
                 while line := reply.readline(_PIECE):
-                    self.received += len(line)
+                    self.counts.received += len(line)
                     own._wait_until(monotonic() + self.seconds)
-                    if line.startswith((b"data: {", b"{")):
-                        event = json.loads(line.removeprefix(b"data: "))
-                        if event.get("error"):
-                            raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
-                        kept = few
-                        yield event
-                        kept = False
+                    if not line.startswith((b"data: {", b"{")):
+                        continue
+                    event = self._object(path, line.removeprefix(b"data: "))
+                    if event.get("error"):
+                        raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
+                    kept = few
+                    yield event
+                    kept = False
                 kept = True
         finally:
             if kept and self._streams is None:
@@ -144,52 +142,19 @@ class Connection:
         found._open = found._streams = found._rest = None
         return found
 
-    def _asked(self, method: str, path: str, data: bytes | None) -> dict[str, JsonValue]:
+    def _asked(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, JsonValue]:
         deadline = monotonic() + self.seconds
-        while True:
-            try:
-                status, reply, headers = self._once(method, path, data, deadline)
-            except BaseException:  # also an interrupt: what is left of the reply would be read as the next one
-                self.close()
-                raise
-            if status in _BUSY and monotonic() + _PAUSE < deadline:
-                sleep(_PAUSE)
-                continue
-            break
-        self.requests, self.sent, self.received = (
-            self.requests + 1,
-            self.sent + len(data or b""),
-            self.received + len(reply),
-        )
-        if status != 200:
-            raise self._refused(path, status, reply, headers)
+        try:
+            with self._told():
+                return self._object(path, self._read(self._begun(method, path, body, deadline), deadline))
+        except BaseException:  # also an interrupt: what is left of the reply would be read as the next one
+            self.close()
+            raise
+
+    def _object(self, path: str, reply: bytes) -> dict[str, JsonValue]:
         if not isinstance(value := _json(reply), dict):
             raise TargetFailed(f"{self.host} answers {path} with what is no JSON object: {reply[:40]!r}")
         return value
-
-    def _refused(self, path: str, status: int, reply: bytes, headers: http.client.HTTPMessage) -> Refused:
-        if 300 <= status < 400:
-            place = headers.get("Location", "elsewhere")
-            return Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that address", status)
-        return Refused(f"{self.host} refuses {path} ({status}): {_said(_json(reply), reply)}", status)
-
-    def _once(
-        self, method: str, path: str, data: bytes | None, deadline: float
-    ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        """Send a request and read its reply."""
-        with self._told():
-            return self._again(lambda: self._sent(method, path, data, deadline))
-
-    def _again(self, request: Callable[[], _Reply]) -> _Reply:
-        """Return what a request gives, sent again if the server had closed a connection kept from an earlier one."""
-        kept = self._open is not None
-        try:
-            return request()
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            if not kept:
-                raise
-            self.close()
-            return request()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -203,10 +168,48 @@ class Connection:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise TargetFailed(f"{self.host} cannot be reached: {cause(error) or type(error).__name__}") from None
 
-    def _sent(
-        self, method: str, path: str, data: bytes | None, deadline: float
-    ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        reply = self._begun(method, path, data, deadline)
+    def _begun(
+        self, method: str, path: str, body: Mapping[str, object] | None, deadline: float
+    ) -> http.client.HTTPResponse:
+        """Send a request until the server is not busy; return its reply, whose headers are read. Raises Refused."""
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        self.counts.requests, self.counts.sent = self.counts.requests + 1, self.counts.sent + len(data or b"")
+        while (reply := self._replied(method, path, data, deadline)).status != 200:
+            said, place = self._read(reply, deadline), reply.headers.get("Location", "elsewhere")
+            if 300 <= reply.status < 400:
+                told = f"redirects to {place[:80]}, which is not followed: give that address"
+                raise Refused(f"{self.host} {told}", reply.status)
+            if reply.status not in _BUSY or monotonic() + _PAUSE > deadline:
+                raise Refused(f"{self.host} refuses {path} ({reply.status}): {_said(_json(said), said)}", reply.status)
+            sleep(_PAUSE)
+        return reply
+
+    def _replied(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
+        """Send a request, again if the server had closed a connection on which nothing was sent for a while."""
+        if not self._is_free():
+            self.close()
+        kept = self._open is not None
+        try:
+            return self._sent(method, path, data, deadline)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            if not kept:
+                raise
+            self.close()
+            return self._sent(method, path, data, deadline)
+
+    def _sent(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
+        if self._open is None:
+            secure = self.parts.scheme == "https"
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            assert self.parts.hostname is not None
+            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
+            self._open.connect()
+        self._wait_until(deadline)
+        base = self.parts.path.rstrip("/").removesuffix("/v1")  # with which OpenAI's clients are given it
+        self._open.request(method, base + path, data, self._headers)
+        return self._open.getresponse()
+
+    def _read(self, reply: http.client.HTTPResponse, deadline: float) -> bytes:
         pieces, size = [], 0
         while piece := reply.read1(_PIECE):
             pieces.append(piece)
@@ -217,24 +220,11 @@ class Connection:
         reply.close()  # only then may the next request be sent
         if reply.will_close:
             self.close()
-        return reply.status, b"".join(pieces), reply.headers
-
-    def _begun(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
-        """Send a request, and return its reply, of which the headers are read."""
-        if not self._is_free():
-            self.close()
-        if self._open is None:
-            secure = self.parts.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            assert self.parts.hostname is not None
-            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
-            self._open.connect()
-        self._wait_until(deadline)
-        self._open.request(method, self._path + path, data, self._headers)
-        return self._open.getresponse()
+        self.counts.received += size
+        return b"".join(pieces)
 
     def _is_free(self) -> bool:
-        """Return whether the last reply has come, whose rest is read without waiting for it."""
+        """Return whether the last reply has come as a whole: its rest is read without waiting for it."""
         rest, self._rest = self._rest, None
         if rest is None or self._open is None or self._open.sock is None:
             return rest is None

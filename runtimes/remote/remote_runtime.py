@@ -147,7 +147,7 @@ class RemoteRuntime:
             found = [each for each in every if not model or each.get("id") == model]
             if not found or (len(found) > 1 and self._server.kind != "vllm"):  # which lists its adapters too
                 names = ", ".join(str(each.get("id")) for each in every)
-                wrong = f"no model {model!r}" if model else "several models: name one with --target-model"
+                wrong = f"no model {model!r}" if model or not every else "several models: name one with --target-model"
                 raise Refused(f"{connection.host} has {wrong}; it has: {names[:200]}", 404)
             name = str(found[0].get("id"))
             if self._server.kind == "openai":

@@ -112,10 +112,17 @@ def ask_vllm(connection: Connection, asked: Asked) -> Rows:
 
 
 def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
-    """Ask llama-server's /completion, which tells the likeliest tokens after the last one only."""
+    """Ask llama-server's /completion, which tells the likeliest tokens after the last one only.
+
+    It tells nothing beside a part of a character: the same row, which is that before sampling, beside another token.
+    """
     body = {"prompt": asked.tokens, "n_predict": 1, "n_probs": asked.top, "temperature": 0, "cache_prompt": True}
-    found: Any = connection.post("/completion", body)
-    return [_row((top["id"], top["logprob"]) for top in found["completion_probabilities"][0]["top_logprobs"])]
+    excluded: list[list[int | bool]] = []
+    while True:
+        found: Any = connection.post("/completion", {**body, "return_tokens": True, "logit_bias": excluded})
+        if told := found["completion_probabilities"]:
+            return [_row((top["id"], top["logprob"]) for top in told[0]["top_logprobs"])]
+        excluded = [*excluded, [found["tokens"][0], False]]
 
 
 @dataclass(frozen=True, slots=True)

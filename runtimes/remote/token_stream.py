@@ -73,13 +73,23 @@ Write: TypeAlias = Callable[[Connection, Begun], Generator[int]]
 
 
 def write_ids(connection: Connection, begun: Begun) -> Generator[int]:
-    """Ask for /completion as llama-server has it, whose ids are the device's."""
+    """Ask for /completion as llama-server has it, whose ids are the device's.
+
+    It leaves out the ids with which a character is incomplete: they are those of the character, if as many are missing.
+    """
     drawn = {"seed": begun.seed} if begun.sampling.get("temperature") else {}  # without, its KV cache is kept
     most = min(begun.most, _MOST_IDS)
     options = {"n_predict": most, "return_tokens": True, "cache_prompt": True}
     body = {**begun.sampling, **drawn, **options, "prompt": [*begun.tokens]}
+    count = 0
     for event in begun.events(connection, "/completion", body):
-        yield from event["tokens"]
+        ids, left = event["tokens"], event.get("tokens_predicted", 0) - count
+        if ids and len(ids) < left:
+            last, ids = ids, begun.device.ids(event["content"])
+            if len(ids) != left or ids[-len(last) :] != last:
+                return
+        count += len(ids)
+        yield from ids
 
 
 def write_text(connection: Connection, begun: Begun) -> Generator[int]:

@@ -31,7 +31,7 @@ def test_the_text_is_the_servers_own(server: Running, pair: Pair, sampling: Samp
 def test_a_round_is_one_request_of_few_bytes(server: Running) -> None:
     with remote(server.port) as device, device.session(SessionOptions(sampling=GREEDY, draft_max=8)) as session:
         connection: Any = device.target
-        connection = connection.connection
+        connection = connection.connection.counts
         session.generate(STORY, max_tokens=4)
         before = connection.requests, connection.sent, connection.received
         stats = session.generate("And then?", max_tokens=60).stats
@@ -52,9 +52,9 @@ def test_without_drafts_the_server_writes_on_alone(server: Running, pair: Pair, 
         device.session(SessionOptions(sampling=sampling, drafter="none", seed=5)) as own,
     ):
         target: Any = device.target
-        before = target.connection.requests
+        before = target.connection.counts.requests
         done = own.generate(STORY, max_tokens=150)
-        assert target.connection.requests - before <= 2  # of 128 tokens at most
+        assert target.connection.counts.requests - before <= 2  # of 128 tokens at most
         with pair.session(SessionOptions(sampling=sampling, drafter="none", seed=5)) as session:
             assert done.tokens == session.generate(STORY, max_tokens=150).tokens
     wait_for(lambda: not server.service.running)

@@ -1,6 +1,5 @@
 """Servers that go on with a text where the device's model is unsure, or write whole answers: by ids, or by text."""
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -41,7 +40,7 @@ def test_switching_across_machines_is_that_on_one(
     handed = 0
     with remote(server.port, kind=kind, model="demo") as device:
         connection: Any = device.target
-        connection = connection.connection
+        connection = connection.connection.counts
         for prompt in TEXTS:
             with pair.session(options) as own, device.session(options) as session:
                 wanted = [*own.stream(prompt, max_tokens=40)]
@@ -62,13 +61,14 @@ def test_a_server_that_takes_text_writes_whole_answers(kind: str, server: Runnin
     with remote(server.port, kind=kind, model="demo") as device:
         target: Any = device.target
         for prompt in TEXTS:
-            before = target.connection.requests
+            before = target.connection.counts.requests
             assert text_of(device, prompt, most=150) == text_of(pair, prompt, most=150, drafter="none")
-            assert target.connection.requests - before == 1
+            assert target.connection.counts.requests - before == 1
         wait_for(lambda: not server.service.running)
-        with device.session(SessionOptions(sampling=GREEDY)) as session, pair.session(
-            SessionOptions(sampling=GREEDY, drafter="none")
-        ) as own:
+        with (
+            device.session(SessionOptions(sampling=GREEDY)) as session,
+            pair.session(SessionOptions(sampling=GREEDY, drafter="none")) as own,
+        ):
             for words in (STORY, "And then?"):
                 assert session.generate(words, max_tokens=30).text == own.generate(words, max_tokens=30).text
         warm = SamplingOptions(temperature=0.9, top_p=0.9)
@@ -76,5 +76,89 @@ def test_a_server_that_takes_text_writes_whole_answers(kind: str, server: Runnin
         assert one == same != other
         with pytest.raises(CapabilityError, match="verifies no drafts"):
             device.session(SessionOptions(draft_max=4))
-        with pytest.raises(CapabilityError, match="typical_p: .* is not told of it"):
+        with pytest.raises(CapabilityError, match=r"typical_p: .* is not told of it"):
             device.session(SessionOptions(sampling=SamplingOptions(temperature=0.9, typical_p=0.5)))
+
+
+@pytest.mark.parametrize("kind", WRITING)
+@pytest.mark.parametrize(
+    "fault", [(0, b""), (0, b"HTTP/1.1 200 OK\r\n\r\ndata: {"), (500, b"no"), (200, b"data: {}\n\n")]
+)
+def test_where_a_writing_server_goes_every_answer_ends(
+    kind: str, fault: tuple[int, bytes], small: None, server: Running
+) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(path)
+        return fault if len(asked) > most[0] and body else forwarded(server.port, path, body)
+
+    for moment in (0, 1, 4):
+        most = [1000]
+        with (
+            answering(answer) as url,
+            remote(url, kind=kind, model="demo", offline=True, seconds=2.0) as device,
+            device.session(switching(0.5, sampling=GREEDY)) as session,
+        ):
+            del asked[:]
+            most = [moment]
+            done = session.generate(STORY, max_tokens=40)
+            assert len(done.tokens) == 40
+            assert 0 < done.stats.alone_tokens <= 40
+        most = [1000]
+        with answering(answer) as url, remote(url, kind=kind, model="demo", seconds=2.0) as device:
+            del asked[:]
+            most = [moment]
+            with pytest.raises(EdgeDecodeError) as raised:
+                text_of(device, details=SessionDetails(switch=Switch(threshold=0.5)))
+            assert "\n" not in str(raised.value)
+
+
+def completions(reply: Any, *, models: Any = ("big",), status: int = 200) -> Any:
+    """Return a server with models, whose completions are `reply`."""
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": each} for each in models]}
+        if not body.get("stream"):
+            return status, reply
+        return 200, reply
+
+    return answer
+
+
+LETTER = {"choices": [{"text": "b"}], "usage": {"prompt_tokens": 1}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (completions({"error": {"message": "This is a chat model"}}, status=404), "chat model: where only chats"),
+        (completions({**LETTER, "usage": {"prompt_tokens": 23}}), "puts a prompt into a chat template .23 tokens"),
+        (completions(LETTER, models=("one", "two")), "has several models: name one with --target-model; it has: one"),
+        (completions(LETTER, models=()), "has no model"),
+        (completions({"error": {"message": "no key"}}, status=401), "refuses /v1/completions .401.: no key"),
+    ],
+)
+def test_servers_that_cannot_go_on_are_refused(answer: Any, said: str) -> None:
+    with answering(answer) as url, pytest.raises(EdgeDecodeError, match=said):
+        remote(f"{url}/v1/", kind="openai")
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (b"<html>", "writes nothing"),
+        (b"data: {no\n\n", "no JSON object"),
+        (b'data: {"choices": 5}\n\n', "does not answer as such"),
+        (b'data: {"choices": [{}]}\n\n', "does not answer as such"),
+        (b'data: {"choices": [{"text": 7}]}\n\n', "does not answer as such"),
+        (b'data: {"error": {"message": "out of\\nmemory"}}\n\n', "ends its answer: out of memory"),
+    ],
+)
+def test_garbage_in_a_stream_is_told(events: bytes, said: str) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (200, events) if body.get("stream") else completions(LETTER)(path, body)
+
+    with answering(answer) as url, remote(url, kind="openai") as device, pytest.raises(EdgeDecodeError, match=said):
+        text_of(device)
