@@ -120,7 +120,7 @@ def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
     excluded: list[list[int | bool]] = []
     while True:
         found: Any = connection.post("/completion", {**body, "return_tokens": True, "logit_bias": excluded})
-        if told := found["completion_probabilities"]:
+        if told := found.get("completion_probabilities"):
             return [_row((top["id"], top["logprob"]) for top in told[0]["top_logprobs"])]
         excluded = [*excluded, [found["tokens"][0], False]]
 
