@@ -217,7 +217,7 @@ class Connection:
             if size > _MOST_NBYTES:
                 raise http.client.HTTPException(f"its reply has more than {_MOST_NBYTES >> 20} MB")
             self._wait_until(deadline)
-        reply.close()  # only then may the next request be sent
+        reply.close()  # as in `_is_free`
         if reply.will_close:
             self.close()
         self.counts.received += size
@@ -234,6 +234,7 @@ class Connection:
                 pass
         except (OSError, http.client.HTTPException, ValueError):
             return False
+        rest.close()  # only then may the next request be sent
         return not rest.will_close
 
     def _wait_until(self, deadline: float) -> None:

@@ -100,8 +100,17 @@ def delayed(port: int, seconds: float) -> Answer:
     return answer
 
 
+def _is_whole(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class Others:
-    """The replies of SGLang, vLLM and llama-server, in the shapes that their documents show, from a pair's target."""
+    """The replies of SGLang and vLLM, in the shapes that their documents show, and those of llama-server, as it answers
+    (0.5.0-dev, 0c1e570), from a pair's target."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -168,13 +177,22 @@ class Others:
         tokens = list(body["prompt"])
         if body.get("stream"):
             assert body["temperature"] == 0
-            for _ in range(min(body["n_predict"], 8)):
+            events, content = [], b""
+            for count in range(1, min(body["n_predict"], 8) + 1):
                 tokens.append(int(self._rows(tokens, 1)[0].argmax()))
-            events = [{"content": "", "tokens": [token], "stop": False} for token in tokens[len(body["prompt"]) :]]
-            every = [*events, {"content": "", "tokens": [], "stop": True}]
+                content += self._pair.tokenizer.token_bytes(tokens[-1])
+                if _is_whole(content):  # else the id is in no event
+                    event = {"content": content.decode(), "tokens": tokens[-1:], "stop": False}
+                    events.append({**event, "tokens_predicted": count})
+                    content = b""
+            every = [*events, {"content": "", "tokens": [], "stop": True, "tokens_predicted": count}]
             return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in every)
         assert body["n_predict"] == 1
         (row,) = self._rows(tokens, 1)
+        drawn = row.copy()
+        drawn[[id for id, _ in body["logit_bias"]]] = -np.inf
+        if not _is_whole(self._pair.tokenizer.token_bytes(int(drawn.argmax()))):
+            return {"content": "", "tokens": [int(drawn.argmax())]}
         tops = [
             {"id": int(id), "token": "", "bytes": [], "logprob": float(row[id])}
             for id in np.argsort(-row, kind="stable")[: body["n_probs"]]

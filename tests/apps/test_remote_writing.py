@@ -1,5 +1,6 @@
 """Servers that go on with a text where the device's model is unsure, or write whole answers: by ids, or by text."""
 
+import json
 from itertools import groupby
 from typing import Any
 
@@ -162,3 +163,31 @@ def test_garbage_in_a_stream_is_told(events: bytes, said: str) -> None:
 
     with answering(answer) as url, remote(url, kind="openai") as device, pytest.raises(EdgeDecodeError, match=said):
         text_of(device)
+
+
+def test_characters_of_several_tokens_arrive_whole_from_llama_server(pair: Pair) -> None:
+    """It leaves out the ids before a character is complete, and the probabilities beside such a token."""
+    fox = pair.tokenizer.encode("🦊")
+    assert len(fox) > 2
+    bodies: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/tokenize":
+            return 200, {"tokens": pair.tokenizer.encode(body["content"])}
+        if path != "/completion":
+            return 200, {}
+        bodies.append(body)
+        if body.get("stream"):
+            event = {"content": "🦊", "tokens": fox[-1:], "tokens_predicted": len(fox)}
+            return 200, b"data: " + json.dumps(event).encode() + b"\n\n"
+        if not body["logit_bias"]:
+            return 200, {"content": "", "tokens": fox[:1]}
+        return 200, {"completion_probabilities": [{"top_logprobs": [{"id": fox[0], "logprob": -0.5}]}]}
+
+    with answering(answer) as url, remote(url, kind="llama-server") as device:
+        assert text_of(device, most=len(fox)) == "🦊"
+        assert len(bodies) == 1
+        warm = SamplingOptions(temperature=0.9, top_k=1)
+        with device.session(SessionOptions(sampling=warm)) as session:
+            assert session.generate(STORY, max_tokens=1).tokens == (fox[0],)
+        assert [body.get("logit_bias") for body in bodies] == [None, [], [[fox[0], False]]]
