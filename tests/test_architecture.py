@@ -41,7 +41,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
     "library": {"cache", "engines", "errors", "gguf", "locks", "memory", "pack", "text", "typed_json", "user_notices"},
     "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "fair_lock", "pack", "typed_json"},
     "engines": {
-        *("decoding", "drafters", "pack", "sampling"),
+        *("decoding", "drafters", "pack", "sampling", "text"),
         *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
     },
     "structured": {"arrays", "errors", "text", "typed_json"},
