@@ -39,6 +39,8 @@ class Header:
     head_size: int
     mlp_size: int
     window: int
+    kv_layers: int
+    """Layers with keys and values."""
     quantized_nbytes: int
     """Bytes of quantized matrices, which the engine may repack into separate memory."""
     recurrent_nbytes: int = 0
@@ -95,10 +97,17 @@ def _header(contents: Contents, path: Path) -> Header:
         head_size=size("attention.key_length") or (hidden // heads if heads else 0),
         mlp_size=size("feed_forward_length"),
         window=size("attention.sliding_window"),
+        kv_layers=size("block_count") - _recurrent_layers(contents.tensors),
         quantized_nbytes=sum(tensor.nbytes for tensor in contents.tensors.values() if tensor.type not in FLOAT_TYPES),
         recurrent_nbytes=FLOAT_NBYTES * size("block_count") * _recurrent_values(contents, architecture, hidden),
         tensors=contents.tensors,
     )
+
+
+def _recurrent_layers(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many layers have tensors of a recurrence and no matrix of keys."""
+    layers = {name.split(".")[1] for name in tensors if ".ssm_" in name or ".shortconv." in name}
+    return sum(f"blk.{layer}.attn_k.weight" not in tensors for layer in layers)
 
 
 def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int:

@@ -118,7 +118,7 @@ def plan_state(
         context=ContextPlan(
             cells=cells, rows_per_pass=width, sequences=sequences, outputs=outputs, kv_type=kv_type, threads=threads
         ),
-        kv_nbytes=cells * position_nbytes(entry, kv_type=kv_type) + ROUNDING_NBYTES + recurrent,
+        kv_nbytes=cells * position_nbytes(entry, header, kv_type=kv_type) + ROUNDING_NBYTES + recurrent,
         output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,
         compute_nbytes=_compute_nbytes(entry, header, width=width, outputs=outputs, cells=cells, kv_type=kv_type),
         work_nbytes=rounded + threads * TILE_NBYTES + index + entry.layers * GRAPH_NBYTES,
@@ -136,9 +136,9 @@ def adapter_work_nbytes(rows: int, *, widest: int, rank: int, products: int) -> 
     return FLOAT_NBYTES * rows * (ADAPTER_COPIES * widest + rank) + ADAPTER_GRAPH_NBYTES * products
 
 
-def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
+def position_nbytes(entry: ModelEntry, header: Header, *, kv_type: str) -> int:
     """Return the bytes of one position's keys and values."""
-    return int(2 * entry.layers * entry.kv_heads * entry.head_size * KV_VALUE_NBYTES[kv_type])
+    return int(2 * header.kv_layers * entry.kv_heads * entry.head_size * KV_VALUE_NBYTES[kv_type])
 
 
 def state_holders(

@@ -170,7 +170,7 @@ class LlamaRuntime:
             vocabulary_size=min(entry.rows, request.vocabulary_size),
             context=min(entry.context, header.context or entry.context),
             kv_type=kv_type,
-            kv_nbytes=position_nbytes(entry, kv_type=kv_type),
+            kv_nbytes=position_nbytes(entry, header, kv_type=kv_type),
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # with graphs, it was measured on the graphs
             threads=request.threads or default_threads(path.stat().st_size),
         )

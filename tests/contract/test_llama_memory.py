@@ -19,6 +19,7 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.llama.llama_engine import Loading
 from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
+from edgedecode.runtimes.llama.llama_log import ROUNDING_NBYTES
 from edgedecode.user_notices import NOTICES
 from tests.contract.conftest import GgufOpener, assert_planned, measured, open_gguf, sum_of
 from tests.contract.gguf_pack import write_pack
@@ -275,14 +276,19 @@ def test_rows_beyond_the_plan_are_leased_before_they_are_gathered(gguf_opener: G
     assert sum_of(budget, "logits:") == 200 * 128 * 4
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "lfm2"])
+@pytest.mark.parametrize(("architecture", "layers"), [("mamba", 0), ("lfm2", 1)])
 @pytest.mark.parametrize(("capacity", "rows"), [(256, 1), (2048, 17)])
-def test_plan_bounds_recurrent_states(gguf_opener: GgufOpener, architecture: str, capacity: int, rows: int) -> None:
+def test_plan_bounds_recurrent_states(
+    gguf_opener: GgufOpener, architecture: str, layers: int, capacity: int, rows: int
+) -> None:
+    """Only layers with attention have keys and values."""
     budget = Budget()
     model: Any = gguf_opener(LARGE, architecture=architecture, budget=budget)
     assert model.card.rollback
     made = make_state(model, budget, capacity=capacity, rows=rows)
     assert made.reported["RS"] > 0
+    assert model.card.kv_nbytes == layers * 2 * 4 * 64 * 4
+    assert 0 <= made.reported.get("KV", 0) - capacity * model.card.kv_nbytes < 2 * ROUNDING_NBYTES
     assert sum(made.reported.values()) <= made.nbytes <= made.planned
 
 

@@ -24,24 +24,16 @@ class RecurrentLayers(GraphWriter):
     """Methods append a layer's nodes, and return the name of what its last matrix multiplies."""
 
     def _convolution(self, x: str, layer: int) -> str:
-        """Return LFM2's short convolution between two products of rows' values."""
+        """Return LFM2's short convolution between two products of rows' values. See `ShortConvolution`."""
         part = f"blk.{layer}.shortconv"
-        x = self._product(x, [(f"{part}.in_proj.weight", None)])
-        return self._convolved(x, f"{part}.conv.weight", gated=True, silu=False)
-
-    def _convolved(self, x: str, weight: str, *, gated: bool, silu: bool) -> str:
-        """Convolve each channel's last values by a matrix [width, channels] of the file. See `ShortConvolution`."""
+        x, weight = self._product(x, [(f"{part}.in_proj.weight", None)]), f"{part}.conv.weight"
         taps = np.ascontiguousarray(self.weights.floats(weight).T)
         if taps.shape[1] % _TILE or taps.shape[0] > _MOST_TAPS:
             self.weights.refuse(f"it convolves {taps.shape[0]} rows of {taps.shape[1]} channels")
-        bias = weight.removesuffix("weight") + "bias"
+        bias = f"{part}.conv.bias"
         added = self._initializer(bias, self.weights.vector(bias)) if self.weights.has(bias) else ""
-        inputs = [x, self._initializer(weight, taps), added]
-        attributes = {"gated": int(gated), "silu": int(silu)}
-        count, channels = taps.shape
-        return self._recurrent(
-            "ShortConvolution", weight, inputs, attributes, channels=channels, values=(count - 1) * channels
-        )
+        inputs, (count, channels) = [x, self._initializer(weight, taps), added], taps.shape
+        return self._recurrent("ShortConvolution", weight, inputs, {}, channels=channels, values=(count - 1) * channels)
 
     def _gated_recurrence(self, x: str, layer: int) -> str:
         """Return the normed and gated results of the gated delta rule, or of Mamba-2. See `GatedDelta`."""

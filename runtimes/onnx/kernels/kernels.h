@@ -207,14 +207,13 @@ struct Norm {
   float epsilon;
 };
 
-// y[rows, channels]: each channel's last `count` inputs by its weights, the oldest first, + bias, activated, * gate.
+// y[rows, channels]: each channel's last `count` inputs by its weights, the oldest first, + bias, * gate.
 struct Convolution {
   const float* const* before;  // [rows, count - 1]: the inputs of the rows before each row, the oldest first
-  const float *x, *gate;       // [rows, channels]; gate: null, or one row every `gate_stride` floats
+  const float *x, *gate;       // [rows, channels]; gate: one row every `gate_stride` floats
   const float *weights, *bias;  // [count, channels]; [channels] or null
   float* y;
   size_t channels, count, gate_stride;
-  bool silu;
 };
 
 enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 };

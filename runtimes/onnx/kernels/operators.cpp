@@ -620,24 +620,21 @@ struct FloatOperator {
   }
 };
 
-// ---- ShortConvolution: x [.., C], weights [count, C], bias [C]?, the inputs of `Recurrent` → y [.., C], state, slots ----
-// Gated: x is three parts of C values, of which the first and last are multiplied before and the second after. The state
-// has the last count - 1 inputs, the oldest first, and a slot one row's.
+// ---- ShortConvolution: x [.., 3 C], weights [count, C], bias [C]?, the inputs of `Recurrent` → y [.., C], state, slots ----
+// x is three parts of C values, of which the first and last are multiplied before and the second after. The state has the
+// last count - 1 inputs, the oldest first, and a slot one row's.
 
 struct ShortConvolution {
   int64_t channels;
-  bool gated, silu;
   int threads;
 
   explicit ShortConvolution(const ort::KernelInfo* info)
       : channels(ort::integer(info, "channels", 0)),
-        gated(ort::integer(info, "gated", 0) != 0),
-        silu(ort::integer(info, "silu", 0) != 0),
         threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), weights = ort::input(context, 1), bias = ort::input(context, 2);
-    if (channels < 1 || channels % kTile != 0 || !x.has_rows() || x.last() != (gated ? 3 : 1) * channels ||
+    if (channels < 1 || channels % kTile != 0 || !x.has_rows() || x.last() != 3 * channels ||
         weights.dimensions != 2 || weights.last() != channels || weights.shape[0] < 1 || weights.shape[0] > 64 ||
         (bias.data != nullptr && bias.count() != channels))
       return ort::fail("ShortConvolution: a shape does not fit the node's attributes");
@@ -650,20 +647,18 @@ struct ShortConvolution {
     float* y = static_cast<float*>(ort::output(context, 0, shape, x.dimensions));
     if (rows == 0) return nullptr;
     if (y == nullptr) return ort::fail("ShortConvolution: no memory for the result");
-    Scratch<Query> room(gated ? rows * width : 0);
+    Scratch<Query> room(rows * width);
     Scratch<Before> places(rows * before);
 
     Convolution job{};
-    job.x = x.as<const float>();
-    if (gated) {
-      float* inputs = &room.data()->value;
-      for (size_t row = 0; row < rows; row++)
-        for (size_t i = 0; i < width; i++)
-          inputs[row * width + i] = job.x[row * 3 * width + i] * job.x[row * 3 * width + 2 * width + i];
-      job.gate = job.x + width;
-      job.gate_stride = 3 * width;
-      job.x = inputs;
-    }
+    const float* parts = x.as<const float>();
+    float* inputs = &room.data()->value;
+    for (size_t row = 0; row < rows; row++)
+      for (size_t i = 0; i < width; i++)
+        inputs[row * width + i] = parts[row * 3 * width + i] * parts[row * 3 * width + 2 * width + i];
+    job.x = inputs;
+    job.gate = parts + width;
+    job.gate_stride = 3 * width;
     memory.begin_change();
     for (size_t i = 0; i < memory.applied; i++) shift(memory, before, memory.slots + memory.apply[i] * width);
     memory.end_applying();
@@ -684,7 +679,6 @@ struct ShortConvolution {
     job.y = y;
     job.channels = width;
     job.count = count;
-    job.silu = silu;
     const Kernels* table = kernels();
     split(rows, rows * count * width < kNormFloats ? 1 : 4 * threads, threads,
           [&](size_t first, size_t last) { table->convolve(job, first, last); });

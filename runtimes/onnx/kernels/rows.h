@@ -897,9 +897,7 @@ static void convolve(const Convolution& job, size_t first, size_t last) {
         sum = vfma(vload(weights + tap * job.channels), vload(taps[tap] + i), sum);
       if (before != 0) sum = vfma(vload(weights + before * job.channels), vload(x + i), sum);
       if (job.bias != nullptr) sum = vadd(sum, vload(job.bias + i));
-      if (job.silu) sum = vmul(sum, vsigmoid(sum));
-      if (job.gate != nullptr) sum = vmul(sum, vload(job.gate + row * job.gate_stride + i));
-      vstore(job.y + row * job.channels + i, sum);
+      vstore(job.y + row * job.channels + i, vmul(sum, vload(job.gate + row * job.gate_stride + i)));
     }
   }
 }
