@@ -109,7 +109,7 @@ def check_parity(
 
 
 def check_file(entry: ModelEntry, pack: Path, *, reference: Reference, texts: CheckTexts) -> Mapping[str, float]:
-    """Compare a model that runs from its GGUF file with its reference, in one pass and in pieces.
+    """Compare a model that runs from its GGUF file with its reference, in one pass, after a crop and in pieces.
 
     Raises ExportError if it differs by more than summation order, or rounding of activations, could explain.
     """
