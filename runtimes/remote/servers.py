@@ -1,6 +1,6 @@
 """What each kind of server is asked, and how its reply is read: rows of the likeliest tokens after a token.
 
-A function each. SGLang's and vLLM's shapes are those that their documents and sources describe; neither was run here.
+A function each. SGLang's shape is that of its documents and source: it was not run here; the others were.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -109,8 +109,8 @@ def _is_whole(data: bytes) -> bool:
 
 
 class Others:
-    """The replies of SGLang and vLLM, in the shapes that their documents show, and those of llama-server, as it answers
-    (0.5.0-dev, 0c1e570), from a pair's target."""
+    """The replies of SGLang, in the shape that its documents show, and those of vLLM (0.32.0) and llama-server
+    (0.5.0-dev, 0c1e570), as they answer, from a pair's target."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
