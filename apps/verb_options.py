@@ -68,7 +68,8 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--draft",
         metavar="MODEL",
-        help="draft model for a GGUF file: another GGUF model with the same tokenizer; `edgedecode list` names them",
+        help="draft model for a GGUF file: another GGUF model, best one with the same tokenizer; `edgedecode list` "
+        "names those",
     )
     group.add_argument(
         "--runtime",

@@ -68,7 +68,8 @@ class LoadOptions:
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
     hidden: it also gives its hidden states (`HiddenModel`): on our kernels.
-    server: the target runs there, and the pack's target drafts here; its head, draft and adapters are not used.
+    server: the target runs there, and the pack's target drafts here, or a draft with another tokenizer; its head and
+    adapters are not used.
     """
 
     provider: str = "cpu"
@@ -107,7 +108,7 @@ def load(
 ) -> Pair:
     """Open a model: the folder of a pack, a GGUF file, a name of `edgedecode list`, a hub id, or None: the bundled one.
 
-    draft: the draft model, likewise; both are then GGUF files with the same tokenizer.
+    draft: the draft model, likewise; both are then GGUF files.
     memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
     EDGEDECODE_MEMORY, the container's limit and the machine's memory. A `SharedBudget` holds several packs.
     runtime: an installed engine's name, a `Runtime` object, or "auto": ONNX Runtime where it can run the pack, else

@@ -31,7 +31,7 @@ from edgedecode.pack.entries import DRAFT, HEAD
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
-from edgedecode.pack.pack_tokenizer import process_holder, target_nbytes
+from edgedecode.pack.pack_tokenizer import draft_tokenizer, draft_tokenizer_holder, process_holder, target_nbytes
 from edgedecode.schedule.experience import Experience
 from edgedecode.sessions.draft_models import DraftModels, preferred_drafters
 from edgedecode.sessions.experience_file import load_experience, store_experience
@@ -299,10 +299,27 @@ class Pair:
         names |= {name for graph in entry.graphs.values() for name in graph.files}
         with opening(self.root, missing_seconds=0):  # answers wait meanwhile
             check_unchanged(self.manifest, self.root, names)
+            if entry.own_tokenizer:
+                return self._open_foreign(role, needs)
             if role == DRAFT and ADAPTERS in self._loading and self.manifest.has_draft_adapters:
                 with suppress(BudgetExceeded, CapabilityError):  # then drafts without adapters
                     return self._open(role, needs=(*needs, ADAPTERS))
             return self._open(role, needs=needs)
+
+    def _open_foreign(self, role: str, needs: Sequence[str]) -> LanguageModel:
+        """Open a draft model with a tokenizer of its own. Raises CapabilityError if that changes texts."""
+        from edgedecode.drafters.foreign_model import foreign_model  # late: few drafts have one
+
+        closing = ExitStack()
+        try:
+            closing.callback(self.budget.reserve(*draft_tokenizer_holder(self.manifest)).release)
+            tokenizer = draft_tokenizer(self.manifest, self.root, self.budget)
+            model = self._open(role, needs=needs, vocabulary_size=tokenizer.size)
+            closing.callback(model.close)
+            return foreign_model(model, tokenizer=tokenizer, target=self.tokenizer, closed=closing.close)
+        except BaseException:
+            closing.close()
+            raise
 
     def _load_head(self) -> LanguageModel:
         """Open the drafting head beside the target. Raises CapabilityError if the engine runs none."""
@@ -315,25 +332,29 @@ class Pair:
     def _serves_heads(self) -> bool:
         return serves_heads(self._engine, self.provider)
 
-    def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
-        """Open a role's model with the KV type asked for; a draft that lacks it opens with its default."""
+    def _open(self, role: str, *, needs: Sequence[str] = (), vocabulary_size: int | None = None) -> LanguageModel:
+        """Open a role's model with the KV type asked for; a draft that lacks it opens with its default.
+
+        vocabulary_size: of a tokenizer that is not the pack's.
+        """
+        size = vocabulary_size or self.tokenizer.size
         if self._kv_type is None:
-            return self._open_with(role, needs=needs)
+            return self._open_with(role, size, needs=needs)
         try:
-            return self._open_with(role, needs=(*needs, f"kv:{self._kv_type}"))
+            return self._open_with(role, size, needs=(*needs, f"kv:{self._kv_type}"))
         except CapabilityError:
             if role == "target":
                 raise
-            return self._open_with(role, needs=needs)
+            return self._open_with(role, size, needs=needs)
 
-    def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
+    def _open_with(self, role: str, vocabulary_size: int, *, needs: Sequence[str]) -> LanguageModel:
         head = self.manifest.head
         return self._engine.open(
             ModelRequest(
                 self.manifest.located(role),
                 self.root,
                 role,
-                self.tokenizer.size,
+                vocabulary_size,
                 self.budget,
                 threads=self._threads,
                 provider=self.provider,

@@ -130,7 +130,8 @@ def check_tokenizers(target: ModelFolder, draft: ModelFolder) -> None:
         return
     difference = target.tokenizer.first_difference(draft.tokenizer)
     raise IncompatiblePair(
-        f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's family"
+        f"{target.name} and {draft.name} have different tokenizers ({difference}): take one of the target's family, "
+        f"or pair their GGUF files by --draft, which drafts by text"
     )
 
 

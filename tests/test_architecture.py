@@ -30,7 +30,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
     "decoding": {"sampling", "arrays", "errors"},
     "memory": {"errors", "fair_lock"},
     "schedule": {"decoding", "errors", "sampling", "typed_json", "user_notices"},
-    "drafters": {"decoding", "sampling", "arrays", "cache", "errors", "memory"},
+    "drafters": {"decoding", "sampling", "arrays", "cache", "errors", "memory", "text"},
     "text": {"duplicate_names", "errors", "memory"},
     "onnx_format": {"duplicate_names"},
     "gguf": {"decoding", "arrays", "cache", "errors"},

@@ -186,6 +186,8 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
 def _roles(asked: str, manifest: Manifest) -> list[str]:
     if asked != "both" and asked not in manifest.models:
         raise CapabilityError(f"the pack {manifest.name!r} has no {asked} model: leave out --role")
+    if asked != "target":
+        manifest.check_same_tokens(f"eval --role {asked}")
     return [role for role in ("target", "draft") if role in manifest.models and asked in ("both", role)]
 
 

@@ -65,6 +65,7 @@ class CostMeter:
     """
 
     def __init__(self, pair: Pair, *, tokens: Sequence[int], widest: int = WIDEST) -> None:
+        pair.manifest.check_same_tokens("bench")
         self._target, self._draft = pair.target, pair.draft
         self._context = min(CONTEXT, self._target.card.context - widest)
         text = (list(tokens) * (1 + (self._context + widest) // len(tokens)))[: self._context + widest]

@@ -19,7 +19,7 @@ from edgedecode.sampling.sampler import Sampler
 
 from .confidence import Confidence, Features, features
 from .model_state import ModelState
-from .source import ADD_DRAFT, DrafterSource, DraftSetting, Scheduled
+from .source import ADD_DRAFT, DrafterSource, DraftSetting, ForeignDraft, Scheduled
 
 PROBABILITY_NBYTES = 8 + 8
 """An id and its probability."""
@@ -33,7 +33,8 @@ class ModelSource(DrafterSource):
     needs_model = samples = True
 
     def open(self, setting: DraftSetting) -> Drafter:
-        return ModelDrafter(usable_model(setting), setting)
+        model = usable_model(setting, foreign=True)
+        return model.drafter(setting) if isinstance(model, ForeignDraft) else ModelDrafter(model, setting)
 
 
 class HeadSource(DrafterSource):
@@ -60,10 +61,17 @@ class HeadSource(DrafterSource):
         return ModelDrafter(head, setting, name=self.name, make=make)
 
 
-def usable_model(setting: DraftSetting) -> LanguageModel:
-    """Return the setting's draft model. Raises CapabilityError if there is none, or it cannot roll back."""
+def usable_model(setting: DraftSetting, *, foreign: bool = False) -> LanguageModel:
+    """Return the setting's draft model. Raises CapabilityError if there is none, or it cannot roll back.
+
+    foreign: whether it may be a `ForeignDraft`.
+    """
     if setting.draft_model is None:
         raise CapabilityError(f"there is no draft model: use --drafter suffix, {ADD_DRAFT}")
+    if isinstance(setting.draft_model, ForeignDraft) and not foreign:
+        raise CapabilityError(
+            "the draft model has a tokenizer of its own, so that only its text can be verified: use --drafter model"
+        )
     if not setting.draft_model.card.rollback:
         raise CapabilityError(
             "this pack's draft model has recurrent layers, which cannot roll back a draft: use --drafter suffix"
@@ -180,16 +188,21 @@ class ModelDrafter:
         return self.state.unread(context)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        chain = self._chain(context, limit, rng, plan)
+        return EMPTY_DRAFT if chain is None else self._draft(chain)
+
+    def _chain(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan) -> Chain | None:
+        """Return what follows the context, of at most `limit` tokens; None: there is no room."""
         limit = self.state.reach(context, limit, plan)
         if limit <= 0:
-            return EMPTY_DRAFT
+            return None
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
         row: FloatArray | None = self.state.catch_up(context)
         chain = Chain(len(context), Guess.under(plan, len(context)))
         self._guess = chain.guess
         self._extend(chain, limit, rng, floor=plan.floor, row=row)
-        return self._draft(chain)
+        return chain
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Update the confidence. The model's state catches up with the context at the next draft."""

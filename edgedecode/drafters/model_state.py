@@ -37,13 +37,14 @@ class ModelState:
 
     It is cropped where it differs from the context, and catches up in chunks when a row is requested (lazy prefill;
     Cascade 2312.11462 prefills eagerly, which delays the first token). tree: rows may branch, and there is no window.
+    outgrown: the context may have more tokens than `capacity`.
     """
 
-    def __init__(self, model: LanguageModel, *, capacity: int, tree: bool = False) -> None:
+    def __init__(self, model: LanguageModel, *, capacity: int, tree: bool = False, outgrown: bool = False) -> None:
         self.model = model
         self._users: dict[str, None] = {}
         self._state = self._new_state(min(capacity, model.card.context), tree=tree)
-        self._window = self._state.capacity if self._state.capacity < capacity else 0
+        self._window = self._state.capacity if self._state.capacity < capacity or outgrown else 0
         """Its capacity if the context may outgrow it, else 0."""
         self._read: list[int] = []
         self._start = 0
@@ -99,6 +100,10 @@ class ModelState:
         if alike is not None:
             self._crop(min(len(self._read), max(0, alike - self._start)))
         self._span, self._refused = span, refused  # last: after an interrupt, the rest is valid for both
+
+    def doubt(self, length: int) -> None:
+        """Compare what is read with the context again from this many of its tokens on: they may have changed."""
+        self._agreed = max(0, min(self._agreed, length - self._start))
 
     def agree(self, context: Sequence[int]) -> None:
         """Drop everything from the first token that differs from the context."""

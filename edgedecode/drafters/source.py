@@ -14,7 +14,7 @@ from edgedecode.sampling.weights import SamplingOptions
 
 from .model_state import ModelStates
 
-__all__ = ["ADD_DRAFT", "EXPECTED", "DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
+__all__ = ["ADD_DRAFT", "EXPECTED", "DraftSetting", "DrafterSource", "ForeignDraft", "PlannedSource", "Scheduled"]
 
 ADD_DRAFT = "for a GGUF file name one with --draft, or export the pack with --draft"
 """What to do where a draft model is needed and there is none."""
@@ -80,6 +80,15 @@ class DrafterSource(ABC):
 
     def close(self) -> None:  # noqa: B027 (most sources share nothing)
         """Release what sessions share. Idempotent; a drafter opened afterwards starts empty."""
+
+
+@runtime_checkable
+class ForeignDraft(Protocol):
+    """A draft model whose tokens are not the target's, and which therefore makes its own drafter."""
+
+    def drafter(self, setting: DraftSetting) -> Drafter:
+        """Open one. Raises CapabilityError for a setting that needs the same tokens."""
+        ...
 
 
 @runtime_checkable

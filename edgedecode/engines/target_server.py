@@ -44,6 +44,10 @@ and the ids that end an answer. The entry point "remote" of the group `edgedecod
 
 
 def with_device_draft(manifest: Manifest) -> Manifest:
-    """Return a pack's manifest with its target as the draft of a target that is elsewhere."""
-    own = manifest.models["target"]
-    return replace(manifest, models={"target": own, DRAFT: replace(own, trimmed=None)}, head=None, adapters={})
+    """Return a pack's manifest with its target as the draft of a target that is elsewhere.
+
+    A draft with a tokenizer of its own stays: its pack's target only tells the tokenizer of the server's model.
+    """
+    own, draft = manifest.models["target"], manifest.models.get(DRAFT)
+    drafts = draft if draft is not None and draft.own_tokenizer else replace(own, trimmed=None)
+    return replace(manifest, models={"target": own, DRAFT: drafts}, head=None, adapters={})

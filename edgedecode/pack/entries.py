@@ -306,6 +306,9 @@ class ModelEntry:
     taps: tuple[_Window, ...] = ()
     """Of a drafting head: the target's layers whose inputs it reads; their number: what follows the final norm."""
 
+    own_tokenizer: str = ""
+    """A draft's own tokenizer, a file of the pack, where its tokens are not the target's; empty: the pack's."""
+
     @property
     def takes_adapters(self) -> bool:
         """Whether ONNX Runtime opens a graph with an adapter's matrices: one of the pack, or of its GGUF file."""

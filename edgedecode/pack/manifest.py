@@ -158,6 +158,14 @@ class Manifest:
         entry = self.adapters[name]
         return replace(entry, file=self._place(entry.file))
 
+    def check_same_tokens(self, verb: str) -> None:
+        """Raise CapabilityError if the draft model has other tokens than the target, for a verb that compares them."""
+        if DRAFT in self.models and self.models[DRAFT].own_tokenizer:
+            raise CapabilityError(
+                f"the draft model of {self.name} has a tokenizer of its own, and {verb} compares both models' tokens: "
+                f"pair the target with a draft of its own family, or with none"
+            )
+
     @property
     def has_draft_adapters(self) -> bool:
         """Whether the draft model has an adapter of its own for one of the target's."""
@@ -173,6 +181,7 @@ class Manifest:
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template is not None else set())
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
+            named |= {entry.own_tokenizer} - {""}
             named |= {name for graph in entry.graphs.values() for name in graph.files} | ({entry.gguf_plan} - {""})
             named |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
         named |= set() if self.head is None else {self.head.gguf}

@@ -33,6 +33,8 @@ def check_models(manifest: Manifest, root: Path) -> None:
     for role in (*manifest.models, *_trimmed(manifest)):
         entry = manifest.located(role)
         _check_sizes(manifest, DRAFT if role == TRIM else role, entry)
+        if entry.own_tokenizer:
+            _check_small(manifest, root, entry.own_tokenizer, _TOKENIZER_NBYTES)
         if entry.gguf_plan:
             _check_small(manifest, root, entry.gguf_plan, _PLAN_NBYTES)
         nbytes = manifest.weights_nbytes(DRAFT if role == TRIM else role)

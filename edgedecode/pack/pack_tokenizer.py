@@ -6,14 +6,17 @@ from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, 
 from edgedecode.memory.budget import PROCESS, TOKENIZER, Budget, Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import CACHE_NBYTES, Tokenizer
 
+from .entries import DRAFT
 from .manifest import Manifest
 
 READING_SHARE = 18
 """Memory to load a tokenizer, as a multiple of its file's size: 13 to 17.4 were measured."""
 HELD_SHARE = 9
 """Memory that a tokenizer keeps, likewise."""
+ROW_NBYTES = 32
+"""Memory for sampling from a row, per token, at most: as `memory_plan.SCRATCH_NBYTES`, and a map to another id."""
 
 
 def process_nbytes(budget: Budget) -> int:
@@ -37,6 +40,24 @@ def process_holder(tokenizer: Tokenizer, manifest: Manifest, budget: Budget) -> 
     held = HELD_SHARE * manifest.files[manifest.tokenizer].nbytes
     budget.shared.count_program(process_nbytes(budget) - held)
     return Holder(TOKENIZER, held + tokenizer.cache_nbytes)
+
+
+def draft_tokenizer_holder(manifest: Manifest) -> Holder:
+    """Return the memory of the draft's own tokenizer, and of sampling from its rows; 0 bytes if it has none."""
+    draft = manifest.models.get(DRAFT)
+    if draft is None or not draft.own_tokenizer:
+        return Holder(f"tokenizer:{DRAFT}", 0)
+    held = HELD_SHARE * manifest.files[draft.own_tokenizer].nbytes
+    return Holder(f"tokenizer:{DRAFT}", held + CACHE_NBYTES + ROW_NBYTES * draft.rows)
+
+
+def draft_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
+    """Load the draft's own tokenizer. Raises ManifestError, BudgetExceeded."""
+    name = manifest.models[DRAFT].own_tokenizer
+    with budget.reserve(f"reading:{DRAFT}", (READING_SHARE - HELD_SHARE) * manifest.files[name].nbytes):
+        tokenizer = Tokenizer.from_file(root / name)
+        release_pages()
+    return tokenizer
 
 
 def target_nbytes(manifest: Manifest) -> int:

@@ -33,6 +33,7 @@ from edgedecode.memory.budget import Budget, Holder, total_nbytes
 from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.pack_tokenizer import draft_tokenizer_holder
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import FULL, preferred_drafters
 from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead
@@ -216,6 +217,8 @@ class PackFootprint:
         draft = self._draft(choice)
         own = self._adapter(choice.draft_adapter, choice.adapter_scale)
         loaded = (*draft.loaded, Holder(f"weights:{_role(choice)}", draft.loading_nbytes), *own)
+        if _role(choice) == DRAFT:
+            loaded = (*loaded, draft_tokenizer_holder(self._manifest))
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     def _source(self, name: str) -> DrafterSource:
@@ -299,12 +302,13 @@ class PackFootprint:
     def _planned(self, role: str, needs: Sequence[str]) -> ModelFootprint:
         if role == HEAD:
             check_heads(self._engine, self._provider)
+        entry = self._manifest.located(role)
         return self._engine.footprint(
             ModelRequest(
-                self._manifest.located(role),
+                entry,
                 self._root,
                 role,
-                self._tokenizer.size,
+                entry.rows if entry.own_tokenizer else self._tokenizer.size,
                 self._budget,
                 threads=self._threads,
                 provider=self._provider,

@@ -28,6 +28,7 @@ _FACTS = (
 
 def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
     """Raise ExportError, with the command that makes it, if the pack lacks what the target needs."""
+    manifest.check_same_tokens("package")
     target, pack = request.target, request.pack
     for role, entry in manifest.models.items():
         if not target.provider:

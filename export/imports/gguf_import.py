@@ -6,8 +6,9 @@ If llama.cpp is installed, each file is opened with it, and its tokenization is 
 from dataclasses import replace
 from pathlib import Path
 
+from edgedecode.drafters.foreign_model import check_keeps_text
 from edgedecode.engines.registry import find_runtime
-from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
+from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.library.facts import not_on_kernels
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
@@ -22,6 +23,8 @@ from .gguf_vocabulary import first_difference
 from .imported_pack import Imported, ImportRequest, place_file, write_imported
 
 _FILE = "model.gguf"
+OWN_TOKENIZER = f"draft/{TOKENIZER}"
+"""A draft's, where it is not the target's."""
 
 
 def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -30,12 +33,12 @@ def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
         check_place(request.out, nbytes=0)
         sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
         target, draft = sources["target"], sources.get("draft")
-        if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
-            raise IncompatiblePair(
-                f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the "
-                f"target's family"
-            )
         tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
+        foreign = draft is not None and first_difference(target.vocabulary, draft.vocabulary) is not None
+        read = {"target": tokenizer, "draft": tokenizer}
+        if draft is not None and foreign:
+            read["draft"] = read_tokenizer(draft, folder=request.paths["draft"].absolute().parent)
+            check_keeps_text(read["draft"].opened())
         opened, generation = tokenizer.opened(), read_gguf_generation(target)
         template = read_gguf_template(target, generation)
         copied = sum(source.path.stat().st_size for source in sources.values()) if request.copy else 0
@@ -44,9 +47,15 @@ def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
         (folder / TOKENIZER).write_text(tokenizer.text, encoding="utf-8")
         if template is not None:
             (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
+        if foreign:
+            (folder / OWN_TOKENIZER).parent.mkdir(exist_ok=True)
+            (folder / OWN_TOKENIZER).write_text(read["draft"].text, encoding="utf-8")
         models = {
-            role: _import_model(role, source, request, tokenizer, folder, stages) for role, source in sources.items()
+            role: _import_model(role, source, request, read[role], folder, stages) for role, source in sources.items()
         }
+        if foreign:
+            entry = replace(models["draft"].entry, own_tokenizer=OWN_TOKENIZER)
+            models["draft"] = replace(models["draft"], entry=entry)
         with stages.stage("digests"):
             return write_imported(request, folder, models, tokenizer=opened, template=template, generation=generation)
 

@@ -71,6 +71,7 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
         raise InputError(f"--out {out} is inside the pack {pack}, which holds only its own files")
     with opening(pack):
         manifest = check_pack(pack)
+        manifest.check_same_tokens("package --native")
         engine = find_runtime(_ENGINE)
         assert isinstance(engine, NativeRuntime)
         size = pack_tokenizer(manifest, pack, Budget()).size

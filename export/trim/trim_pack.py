@@ -146,6 +146,7 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     if DRAFT not in manifest.models:
         made = "export it with --draft" if manifest.models["target"].graphs else _GRAPHS_ONLY
         raise ExportError(f"{pack} has no draft model to trim: {made}")
+    manifest.check_same_tokens("trim")
     check_own(root, "trim")
     return root, manifest
 

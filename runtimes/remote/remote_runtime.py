@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
-from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.decoding.wrapped_model import WrappedModel
+from edgedecode.drafters.foreign_text import PROBE
 from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES, Device, ModelRequest, Runtime
 from edgedecode.engines.target_server import TargetServer
 from edgedecode.errors import CapabilityError, IncompatiblePair
@@ -21,37 +23,10 @@ from .remote_model import RemoteModel
 from .servers import KINDS, tokens_of
 from .token_stream import DeviceText
 
-PROBE = "Zwölf Boxkämpfer, 1234567 + 0.5 = x;\n\tif (a_b != \"c\") { return f(x)[0]; }  日本語 🙂 I'm  don't ﬁ"
-"""Text on which tokenizers differ: digits, spaces, accents, code, a ligature that some normalize."""
 _LETTER = 4
 """Tokens of a single letter at most, with those that a tokenizer adds."""
 _USUAL_CONTEXT = 32768
 """Where a server does not tell its own: the device's draft, and requests that are refused, limit it too."""
-
-
-class _Lent:
-    """The device's model, for one of its users. closed: called when this one needs it no more."""
-
-    def __init__(self, model: LanguageModel, closed: Callable[[], None]) -> None:
-        self._model, self._closed, self.card = model, closed, model.card
-
-    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
-        return self._model.new_state(capacity, rows=rows, tree=tree)
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        return self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
-
-    def close(self) -> None:
-        closed, self._closed = self._closed, lambda: None
-        closed()
 
 
 class RemoteRuntime:
@@ -82,7 +57,7 @@ class RemoteRuntime:
         tokenizer is another, CapabilityError.
         """
         if request.name != "target":
-            return self._lent(request)
+            return self._device.open(request) if request.entry.own_tokenizer else self._lent(request)
         if wrong := {ADAPTERS, HIDDEN_ROWS, SQUARES} & {*request.needs}:
             raise CapabilityError(f"a target on a server has no {', '.join(sorted(wrong))}: leave it out")
         spare = self._lent(replace(request, name=DRAFT, needs=())) if self._server.offline else None
@@ -99,7 +74,7 @@ class RemoteRuntime:
         if self._own is None:
             self._own = self._device.open(request)
         self._users += 1
-        return _Lent(self._own, self._returned)
+        return WrappedModel(self._own, closed=self._returned)
 
     def _returned(self) -> None:
         self._users -= 1
@@ -183,7 +158,8 @@ class RemoteRuntime:
         if theirs != self._text.encode(PROBE):
             raise IncompatiblePair(
                 f"the model of {self._connection.host} has another tokenizer than the device's: draft with a model of "
-                f"the same family"
+                f"the same family, or give a file of that family with -m, for its tokenizer, and the model that drafts "
+                f"with --draft"
             )
 
 

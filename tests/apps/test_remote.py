@@ -1,8 +1,12 @@
 """A target on a server: the device drafts, and the text is the server's own, whatever happens on the way."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from tests.apps.serving import CHAT, STORY, Running, body, wait_for
 from tests.apps.serving import text_of as text_of_reply
@@ -12,7 +16,12 @@ import edgedecode
 from edgedecode import CapabilityError, EdgeDecodeError, Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.cli import main
+from edgedecode.drafters.text_drafter import TextModel
+from edgedecode.engines.target_server import TargetServer
+from edgedecode.open_pack import LoadOptions
 from tests.apps.middle import GREEDY, VERIFY, Others, answering, forwarded, remote, text_of
+from tests.imports.files import File, write_file
+from tests.small_tokenizers import byte_level
 
 WARM = SamplingOptions(temperature=0.9, top_k=40, top_p=0.9)
 TEXTS = [prompt.turns[-1] for prompt in bundled_prompts()[::24]]
@@ -26,6 +35,26 @@ def test_the_text_is_the_servers_own(server: Running, pair: Pair, sampling: Samp
             wanted = text_of(pair, prompt, sampling=sampling, drafter="none")
             for drafting in ({"draft_max": 5}, {"drafter": "suffix", "draft_max": 16}, {"drafter": "none"}, {}):
                 assert text_of(device, prompt, sampling=sampling, **drafting) == wanted
+
+
+def test_a_draft_with_another_tokenizer_drafts_by_text(server: Running, pair: Pair, pack: Path, tmp_path: Path) -> None:
+    """A file of the server's family tells the tokenizer; its weights are never read."""
+    (tmp_path / "family").mkdir()
+    shutil.copy(pack / "tokenizer.json", tmp_path / "family")
+    inner = tokenizers.Tokenizer.from_file(str(pack / "tokenizer.json"))
+    sizes = File(rows=inner.get_vocab_size(), layers=1, context=1024, eos="<|im_end|>")
+    file = replace(sizes, template=(pack / "chat_template.jinja").read_text())
+    family = write_file(tmp_path / "family/small.gguf", inner, file)
+    draft = write_file(tmp_path / "draft.gguf", byte_level(), File(context=1024))
+    options = LoadOptions(server=TargetServer(f"http://127.0.0.1:{server.port}"))
+    with edgedecode.load(family, draft=draft, runtime="onnx", options=options) as device:
+        for sampling in (GREEDY, WARM):
+            wanted = text_of(pair, sampling=sampling, drafter="none")
+            with device.session(SessionOptions(sampling=sampling, seed=3, drafter="model", draft_max=4)) as session:
+                done = session.generate(STORY, max_tokens=32)
+            assert done.text == wanted
+            assert done.stats.drafters["model"].proposed > 0
+        assert isinstance(device.draft, TextModel)
 
 
 def test_a_round_is_one_request_of_few_bytes(server: Running) -> None:

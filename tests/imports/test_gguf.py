@@ -158,10 +158,12 @@ def test_import_gguf_falls_back_to_the_tokenizer_json_next_to_the_file(
     assert "tokenizer.json cannot be used" in refused(capsys, file)
 
 
-def test_import_gguf_refuses_a_draft_with_another_tokenizer(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_keeps_its_own_tokenizer(target: Path, draft: Path) -> None:
     other = write_file(target.with_name("other.gguf"), byte_fallback(), File(eos="<s>"))
-    error = refused(capsys, target, "--draft", other)
-    assert "different tokenizers (id 0 is '!' in one and '<unk>' in the other): take a draft" in error
+    models = Manifest.load(run(target, "--draft", other)).models
+    assert (models["target"].own_tokenizer, models["draft"].own_tokenizer) == ("", "draft/tokenizer.json")
+    pack = run(target, "--draft", draft, out=target.parent.parent / "same")
+    assert Manifest.load(pack).models["draft"].own_tokenizer == ""
 
 
 def test_an_imported_pack_takes_adapters(target: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ OPTIONAL |= {
     *("outside", "adapters", "switching", "invocation", "config", "kv_type", "lora_rank", "lora_modules"),
     *("width", "slots", "compiled", "window", "quantization", "trimmed", "token_ids", "coverage"),
     *("runtime", "activations", "kernels", "calibration", "categories", "notes", "gguf", "equality"),
-    *("gguf_plan", "parity", "ways", "text", "recommended", "length", "warnings", "taps"),
+    *("gguf_plan", "parity", "ways", "text", "recommended", "length", "warnings", "taps", "own_tokenizer"),
 }
 
 
