@@ -5,6 +5,7 @@ S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) · (1 + o₀) / (c(k+1) + k·d + o) (good
 limits the cost of exploration. Deterministic given the calls: no clock, no I/O.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,6 +49,9 @@ SLACK = 1
 """Tokens by which a draft may exceed the best average length, because the model's confidence ends it token by token."""
 STOP_LOSS = 1.0
 """Baseline rounds that the arm in use may lose before it is dropped. Higher: reacts later to a text that changed."""
+DEAR, DEAR_SHARE = 1.6, 0.05
+"""If the shortest draft's round takes so many baseline rounds, as over a network, an exploratory one waits until the
+answer is so long that this share of it pays for it: the accounts would let a short answer take twice its time."""
 DOUBT_EVERY = 256
 """Tokens between two probes that the accounts pay for because the machine's speed changed: on a machine that is never
 quiet these cost less than 1%."""
@@ -217,7 +221,9 @@ class Scheduler:
 
     def _explore(self, arms: Sequence[_Arm], prices: Prices) -> Plan | None:
         """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
-        best, most = None, SWITCH
+        best, most, allowed = None, SWITCH, math.inf
+        if prices.round(1) > DEAR:
+            allowed = DEAR_SHARE * (self._emitted + HORIZON)
         for arm in arms:
             if self.ledger.funds(arm.account) <= 0:
                 continue
@@ -231,7 +237,7 @@ class Scheduler:
                 length, hope = prices.best_length(arm.alive[:longest], longest, host=host, least=True)
             hope = _with_prefill(hope, reading, arm.horizon)
             price = prices.round(length, step=step, host=host, least=True) - 1 + reading
-            if hope > most and self.ledger.funds(arm.account) >= price:
+            if hope > most and min(allowed, self.ledger.funds(arm.account)) >= price:
                 best, most = Plan(length, name, read_max=arm.plan.read_max, reason="exploring"), hope
         return best
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from time import monotonic
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.wrapped_model import WrappedModel
@@ -25,6 +26,11 @@ from .token_stream import DeviceText
 
 _LETTER = 4
 """Tokens of a single letter at most, with those that a tokenizer adds."""
+_FAR_SECONDS = 0.02
+"""Of a request from which on the way counts more than the rows: passes of several rows then cost about the same,
+whichever their number, and a short draft tells the cost of a long one."""
+_MOST_ROWS = 17
+"""Of a request, with the longest draft that the scheduler chooses."""
 _USUAL_CONTEXT = 32768
 """Where a server does not tell its own: the device's draft, and requests that are refused, limit it too."""
 
@@ -84,12 +90,14 @@ class RemoteRuntime:
 
     def _opened(self, request: ModelRequest, spare: LanguageModel | None) -> RemoteModel:
         server, connection = self._server, self._connection
-        context, model = _USUAL_CONTEXT, server.model
+        context, model, far = _USUAL_CONTEXT, server.model, False
         try:
             props, model = self._asked_about()
             context = _context_in(props) or context
             if self._kind.text:
+                asked = monotonic()
                 self._check_tokenizer(model)
+                far = monotonic() - asked >= _FAR_SECONDS
             secure = connection.parts.scheme == "https" or _is_here(connection.parts.hostname or "")
             plainly = "" if secure else ", unencrypted"
             notice(f"the text leaves this device{plainly}: {connection.host} {self._kind.does}")
@@ -109,6 +117,7 @@ class RemoteRuntime:
             rollback=self._kind.verifies,
             top_rows=self._kind.most_top,
             draws=self._kind.ask is None,
+            widths=(1, _MOST_ROWS) if far else (),
         )
         budget, device = request.budget, self._text
         return RemoteModel(connection, self._kind, card, model=model, device=device, budget=budget, spare=spare)

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from edgedecode.drafters.foreign_text import TextTokens
 from edgedecode.text.tokenizer import Tokenizer
 
 from .connection import Connection, TargetFailed
@@ -15,14 +16,13 @@ _MOST_IDS = 128
 """Of one request for ids: drafts may make one needless."""
 FEW = 8
 """Tokens of a request where the device's model goes on soon. Higher: fewer requests, more tokens in vain."""
-_ANCHOR = "\n"
 
 
 class DeviceText:
     """The device's tokens as text, for servers that tell no ids."""
 
     def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
-        self.encode, self._tokenizer = tokenizer.encode, tokenizer
+        self.encode, self._tokenizer, self._pieces = tokenizer.encode, tokenizer, TextTokens(tokenizer)
         self._first = tokenizer.encode("", add_special=True)  # servers put it in front themselves
         written = (id for id in ends if (tokenizer.token_text(id) or "\0") in tokenizer.chat_template.source)
         self.end = min(written, default=min(ends, default=-1))
@@ -35,13 +35,7 @@ class DeviceText:
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text that follows others, none of which is a control token."""
-        ids = self._plain(text)
-        if b"".join(map(self._tokenizer.token_bytes, ids)) != text.encode():  # of a text's first word: "▁word"
-            ids = self._plain(_ANCHOR + text)[len(self._plain(_ANCHOR)) :]
-        return ids
-
-    def _plain(self, text: str) -> list[int]:
-        return self._tokenizer.encode(self._tokenizer.without_controls(text, role="assistant"))
+        return self._pieces.of(text, begins=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from edgedecode.cli import main
 from edgedecode.drafters.text_drafter import TextModel
 from edgedecode.engines.target_server import TargetServer
 from edgedecode.open_pack import LoadOptions
-from tests.apps.middle import GREEDY, VERIFY, Others, answering, forwarded, remote, text_of
+from tests.apps.middle import GREEDY, VERIFY, Others, answering, delayed, forwarded, remote, text_of
 from tests.imports.files import File, write_file
 from tests.small_tokenizers import byte_level
 
@@ -257,3 +257,9 @@ def test_the_options_of_the_command_line(server: Running, pair: Pair, capsys: py
         assert "needs --target-url" in capsys.readouterr().err
     assert main([*words, "--target-url", "http://a:b@host"]) == 1
     assert main([*words, "--target-url", "http://127.0.0.1:9", "--draft-on", "llama"]) == 1
+
+
+def test_a_far_server_is_known_by_its_first_requests(server: Running) -> None:
+    """A short draft then tells what a long one costs."""
+    with answering(delayed(server.port, 0.03)) as url, remote(url) as device:
+        assert device.target.card.widths == (1, 17)

@@ -110,6 +110,24 @@ def test_ledger_bounds_the_losses() -> None:
     assert set(known.ledger.balances) == {"free", "model"}
 
 
+@pytest.mark.parametrize("accepts", [0.0, 0.3, 0.8, 0.95])
+def test_short_answers_do_not_pay_for_drafts_over_a_network(accepts: float) -> None:
+    """Whatever is accepted where a round takes two passes more, an answer of any length keeps nearly its speed."""
+    machine = Machine(widths=((1, 1.0), *((width, 3.0 + width / 40) for width in range(2, 18))), draft=0.02)
+    for widths in ((), (1, 17)):
+        experience = Experience()
+        experience.costs.pad_to(widths)
+        gains = []
+        for answer, tokens in enumerate((64, 8) * 4):
+            chance = random.Random(answer)
+            right = [chance.random() < accepts for _ in range(200)]
+            scheduler = Scheduler(models=["model"], experience=experience)
+            run = simulate(scheduler, tokens=tokens, machine=machine, model=lambda place, right=right: right[place])
+            gains.append(tokens * (1 + machine.host) / run.cost)
+        assert min(gains) > (0.95 if widths else 0.9)
+        assert (gains[-2] > 2) == (bool(widths) and accepts == 0.95)
+
+
 def test_ledger_account_is_grant_income_gains_and_losses() -> None:
     ledger = Ledger()
     assert ledger.funds("suffix") == GRANT
