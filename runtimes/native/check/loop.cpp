@@ -80,7 +80,7 @@ class Answers {
     noise_.begin(asked.at("seed", "request").whole("seed"));
     Turns turns{vocabulary_};
     const edgedecode_constraint given{&turns, mask, commit, rollback, forced};
-    Constraint constraint(given, vocabulary_, ends_);
+    Constraint constraint(given, vocabulary_, kMostForced, ends_);
     DecodeSetting setting;
     setting.sampler = sampler_.get();
     setting.noise = &noise_;

@@ -47,7 +47,8 @@ EDGEDECODE_API char* edgedecode_plan(const char* folder, const char* options);
 
 /* Opens a folder. options (JSON, or null): "engine" (ONNX Runtime's library, by default libonnxruntime.so), "memory"
  * (bytes; by default three quarters of what is available), "context" (positions; by default what fits),
- * "threads", "drafts" (true). A budget that is too small takes the context first, then the drafts. */
+ * "threads", "drafts" (true), "verify" (false: digests of all files), "experience" (a file that keeps what was learnt of
+ * this device). A budget that is too small takes the context first, then the drafts. */
 EDGEDECODE_API edgedecode_pack* edgedecode_open(const char* folder, const char* options);
 
 /* Closes a pack. Running answers are cancelled, open sessions are closed; their handles stay valid to close. */
@@ -57,7 +58,8 @@ EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
 /* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "adapter" (name),
- * "drafter" (as `generate --drafter`), and every sampling option of the command line by its name in the HTTP API. */
+ * "drafter" and "draft_max" (as `generate --drafter` and `--draft-max`), "seed", "ignore_eos", and every sampling option of
+ * the command line by its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);

@@ -9,7 +9,7 @@ namespace edgedecode {
 Draft Constraint::forced(int room) {
   Draft draft;
   draft.source = kForced;
-  draft.tokens.resize(std::max(0, std::min(room, kMostForced)));
+  draft.tokens.resize(std::max(0, std::min(room, most_forced_)));
   if (draft.empty() || !given_.forced) return Draft();
   const int32_t count = given_.forced(given_.user, draft.tokens.data(), draft.size());
   draft.tokens.resize(std::max(0, std::min(count, draft.size())));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "../errors.h"
@@ -106,6 +107,12 @@ void SamplingOptions::bind(int64_t size, const std::function<std::vector<int64_t
     ids.insert(found.begin(), found.end());
   }
   breaker_ids.assign(ids.begin(), ids.end());
+}
+
+bool SamplingOptions::same_as(const SamplingOptions& other) const {
+  return logit_bias == other.logit_bias && dry_sequence_breakers == other.dry_sequence_breakers &&
+         std::all_of(std::begin(kOptions), std::end(kOptions),
+                     [&](const Option& each) { return this->*each.field == other.*each.field; });
 }
 
 SamplingOptions SamplingOptions::unpenalised() const {

@@ -1,0 +1,166 @@
+// The C interface: no exception leaves it, and each error leaves its sentence for the calling thread.
+#include "../include/edgedecode.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "errors.h"
+#include "session.h"
+
+using edgedecode::Error;
+using edgedecode::Json;
+
+struct edgedecode_pack {
+  std::shared_ptr<edgedecode::Pack> pack;
+};
+struct edgedecode_session {
+  std::shared_ptr<edgedecode::Conversation> session;
+};
+
+namespace {
+
+std::string& last_error() {
+  thread_local std::string sentence;
+  return sentence;
+}
+
+int failed(int code, const char* sentence) noexcept {
+  try {
+    last_error() = sentence;
+  } catch (...) {
+    last_error().clear();
+  }
+  return code;
+}
+
+// The code of a call's failure, or what `call` returns.
+template <class Call>
+int64_t guarded(const Call& call) noexcept {
+  try {
+    last_error().clear();
+    return call();
+  } catch (const Error& error) {
+    return failed(error.code, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(EDGEDECODE_OVER_BUDGET, "the system has no more memory: give a smaller \"memory\" or \"context\"");
+  } catch (const std::exception& error) {
+    return failed(EDGEDECODE_FAILED, error.what());
+  } catch (...) {
+    return failed(EDGEDECODE_FAILED, "an unknown error");
+  }
+}
+
+template <class Call>
+char* guarded_json(const Call& call) noexcept {
+  char* found = nullptr;
+  guarded([&] {
+    const std::string text = call().text();
+    found = static_cast<char*>(std::malloc(text.size() + 1));
+    if (!found) throw std::bad_alloc();
+    std::memcpy(found, text.c_str(), text.size() + 1);
+    return 0;
+  });
+  return found;
+}
+
+std::string text_of(const char* text) { return text ? text : ""; }
+
+template <class Handle>
+Handle& checked(Handle* handle) {
+  if (!handle) throw edgedecode::input_error("the handle is null: was it opened?");
+  return *handle;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* edgedecode_version(void) { return "0.1.0"; }
+
+const char* edgedecode_last_error(void) { return last_error().c_str(); }
+
+void edgedecode_free(char* text) { std::free(text); }
+
+char* edgedecode_plan(const char* folder, const char* options) {
+  return guarded_json([&] { return edgedecode::Pack::plan(text_of(folder), text_of(options)); });
+}
+
+edgedecode_pack* edgedecode_open(const char* folder, const char* options) {
+  edgedecode_pack* found = nullptr;
+  guarded([&] {
+    found = new edgedecode_pack{edgedecode::Pack::open(text_of(folder), text_of(options))};
+    return 0;
+  });
+  return found;
+}
+
+void edgedecode_close(edgedecode_pack* pack) {
+  if (!pack) return;
+  guarded([&] {
+    pack->pack->close();
+    return 0;
+  });
+  delete pack;
+}
+
+char* edgedecode_info(edgedecode_pack* pack) {
+  return guarded_json([&] { return checked(pack).pack->info(); });
+}
+
+edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options) {
+  edgedecode_session* found = nullptr;
+  guarded([&] {
+    found = new edgedecode_session{checked(pack).pack->session(text_of(options))};
+    return 0;
+  });
+  return found;
+}
+
+void edgedecode_session_close(edgedecode_session* session) {
+  if (!session) return;
+  guarded([&] {
+    session->session->close();
+    return 0;
+  });
+  delete session;
+}
+
+int32_t edgedecode_generate(edgedecode_session* session, const char* request, edgedecode_on_text on_text, void* user) {
+  return static_cast<int32_t>(guarded([&] {
+    const auto running = checked(session).session;  // stays, even if the callback closes the session
+    return running->generate(text_of(request), [&](const std::string& text) {
+      return on_text ? on_text(user, text.data(), text.size()) : 0;
+    });
+  }));
+}
+
+void edgedecode_cancel(edgedecode_session* session) {
+  if (session) session->session->cancel();
+}
+
+char* edgedecode_stats(edgedecode_session* session) {
+  return guarded_json([&] { return checked(session).session->stats(); });
+}
+
+int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns) {
+  return static_cast<int32_t>(guarded([&] {
+    checked(session).session->rewind(turns);
+    return 0;
+  }));
+}
+
+int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level) {
+  return guarded([&] { return checked(pack).pack->trim_memory(level); });
+}
+
+int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint) {
+  return static_cast<int32_t>(guarded([&] {
+    checked(session).session->constrain(constraint);
+    return 0;
+  }));
+}
+
+}  // extern "C"

@@ -1,0 +1,565 @@
+#include "session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "errors.h"
+
+extern "C" int64_t edgedecode_draw_scratch(int64_t size);  // of runtimes/onnx/kernels/draw.cpp
+
+namespace edgedecode {
+namespace {
+
+constexpr int kLongestDraft = 16, kWideVocabulary = 65536;  // half of it for a wide vocabulary, whose rows are large
+constexpr int kDefaultMaxTokens = 512;
+constexpr int kLeastRoom = 8;  // turns are dropped if an answer would have less than this part of the context
+constexpr const char* kNoDraft = "there is no draft model: leave out \"drafter\", or package a pack that has one";
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Json options_of(const std::string& text, const std::string& subject) {
+  Json found = Json::parse(text.empty() ? "{}" : text, subject);
+  found.object(subject);
+  return found;
+}
+
+int positive(const Json& value, const std::string& name) {
+  const int64_t found = value.integer(name);
+  if (found < 0 || found > INT32_MAX)
+    throw input_error(name + " " + value.text() + " is out of range: 0 to " + std::to_string(INT32_MAX));
+  return static_cast<int>(found);
+}
+
+OpenOptions open_options(const Json& given) {
+  OpenOptions options;
+  for (const auto& each : given.object("options")) {
+    if (each.first == "engine") options.engine = each.second.string("engine");
+    else if (each.first == "memory") options.memory = each.second.integer("memory");
+    else if (each.first == "context") options.context = positive(each.second, "context");
+    else if (each.first == "threads") options.threads = positive(each.second, "threads");
+    else if (each.first == "drafts") options.drafts = each.second.boolean("drafts");
+    else if (each.first != "verify" && each.first != "experience")
+      throw input_error("unknown option " + each.first +
+                        ": engine, memory, context, threads, drafts, verify, experience");
+  }
+  if (options.memory < 0)
+    throw input_error("memory " + std::to_string(options.memory) + " is out of range: bytes, 0 or more");
+  return options;
+}
+
+int32_t clamped(int64_t value) {
+  return static_cast<int32_t>(std::max<int64_t>(-1, std::min<int64_t>(INT32_MAX, value)));
+}
+
+int longest_draft(int rows) { return rows <= kWideVocabulary ? kLongestDraft : kLongestDraft / 2; }
+
+std::vector<Holder> lookup_holders(int vocabulary_size, bool drafts) {
+  std::vector<Holder> found = {{"sampling", edgedecode_draw_scratch(vocabulary_size)}};
+  if (!drafts) found.push_back({"recycled logits", RecycleDrafter::nbytes(vocabulary_size)});
+  return found;
+}
+
+SessionNeeds session_needs(const PackManifest& pack) {
+  const PackedModel& target = *pack.find("target");
+  const int size = pack.vocabulary_size;
+  return {longest_draft(target.rows) + 1, 1, [size](int, bool drafts) { return lookup_holders(size, drafts); }};
+}
+
+template <class Holders>
+Json holders_json(const Holders& holders) {
+  Json::Object found;
+  for (const Holder& each : holders) found.emplace_back(each.name, each.nbytes);
+  return found;
+}
+
+}  // namespace
+
+void FairLock::lock() {
+  std::unique_lock<std::mutex> held(mutex_);
+  const uint64_t mine = next_++;
+  changed_.wait(held, [&] { return serving_ == mine; });
+}
+
+void FairLock::unlock() {
+  const std::lock_guard<std::mutex> held(mutex_);
+  ++serving_;
+  changed_.notify_all();
+}
+
+std::shared_ptr<Pack> Pack::open(const std::string& folder, const std::string& options) {
+  return std::shared_ptr<Pack>(new Pack(folder, options_of(options, "options")));
+}
+
+Pack::Pack(const std::string& folder, const Json& options) : process_(getpid()) {
+  const PackManifest manifest = PackManifest::read(folder);
+  const Json* verify = options.find("verify");
+  if (verify && verify->boolean("verify")) manifest.verify();
+  models_ = open_models(folder, open_options(options), session_needs(manifest));
+  tokenizer_ = Tokenizer::open(manifest.tokenizer);
+  if (const Json* turns = manifest.json.find("turns")) turns_ = std::make_unique<Turns>(*turns);
+  ends_.insert(manifest.end_ids.begin(), manifest.end_ids.end());
+  if (const Json* file = options.find("experience")) read_experience(file->string("experience"));
+  max_tokens_ = kDefaultMaxTokens;
+  const Json* defaults = manifest.json.find("generation");
+  if (!defaults) return;
+  const Json* most = defaults->find("max_tokens");
+  if (most && most->is(Json::Kind::kNumber)) max_tokens_ = positive(*most, "max_tokens");
+  if (const Json* sampling = defaults->find("sampling"))
+    for (const auto& each : sampling->object("generation.sampling")) sampling_.take(each.first, each.second);
+}
+
+Json Pack::plan(const std::string& folder, const std::string& options) {
+  const PackManifest manifest = PackManifest::read(folder);
+  const Json given = options_of(options, "options");
+  const MemoryPlan plan = plan_memory(manifest, open_options(given), session_needs(manifest), resident_nbytes());
+  Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
+  return Json::Object{{"total", plan.total()},       {"limit", plan.limit},     {"context", plan.context},
+                      {"threads", plan.threads},     {"cuts", cuts},            {"drafts", plan.draft != nullptr},
+                      {"holders", holders_json(plan.holders)}};
+}
+
+Json Pack::info() {
+  if (closed_) throw capability_error("the pack is closed");
+  Json::Array models = {"target"}, drafters = {"suffix"};
+  if (models_->draft) {
+    models.push_back("draft");
+    drafters.insert(drafters.begin(), models_->draft->card().token_ids.empty() ? "model" : "trim");
+  }
+  if (models_->head) models.push_back("head"), drafters.insert(drafters.begin(), "head");
+  if (!models_->draft && !models_->head) drafters.push_back("recycle");
+  return Json::Object{{"name", models_->pack.name},
+                      {"context", models_->plan.context},
+                      {"models", models},
+                      {"drafters", drafters},
+                      {"memory", Json::Object{{"limit", models_->budget.limit()},
+                                              {"used", models_->budget.used()},
+                                              {"holders", holders_json(models_->budget.holders())}}},
+                      {"threads", models_->plan.threads}};
+}
+
+std::shared_ptr<Conversation> Pack::session(const std::string& options) {
+  if (closed_) throw capability_error("the pack is closed");
+  auto made = std::make_shared<Conversation>(shared_from_this(), options);
+  const std::lock_guard<std::mutex> held(list_);
+  sessions_.erase(std::remove_if(sessions_.begin(), sessions_.end(), [](const auto& each) { return each.expired(); }),
+                  sessions_.end());
+  sessions_.push_back(made);
+  return made;
+}
+
+std::vector<std::shared_ptr<Conversation>> Pack::sessions() {
+  const std::lock_guard<std::mutex> held(list_);
+  std::vector<std::shared_ptr<Conversation>> found;
+  for (const auto& each : sessions_)
+    if (auto session = each.lock()) found.push_back(std::move(session));
+  return found;
+}
+
+// Running answers go on without drafts; contexts of idle conversations are read again when they are needed.
+int64_t Pack::trim_memory(int level) {
+  if (closed_ || level <= 0) return 0;
+  const auto open = sessions();
+  const std::lock_guard<FairLock> turn(turn_);
+  const int64_t before = models_->budget.used();
+  for (const auto& session : open) session->drop_drafts();
+  models_->close_drafts();
+  for (const auto& session : open) {
+    if (level < 2 || session->running_ != std::thread::id() || !session->mutex_.try_lock()) continue;
+    session->state_.reset();
+    session->mutex_.unlock();
+  }
+  return before - models_->budget.used();
+}
+
+void Pack::close() {
+  if (closed_.exchange(true)) return;
+  for (const auto& session : sessions()) session->close();
+  if (!experience_file_.empty()) write_experience();
+}
+
+// A file that cannot be read is what a first start has: nothing is known.
+void Pack::read_experience(const std::string& file) {
+  experience_file_ = file;
+  std::ifstream in(file, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  try {
+    if (!text.empty()) experience_ = Experience::from_json(Json::parse(text, file)), experience_.doubt();
+  } catch (const Error&) {
+    experience_ = Experience();
+  }
+}
+
+void Pack::write_experience() {
+  const std::lock_guard<FairLock> turn(turn_);
+  const std::string written = experience_file_ + "." + std::to_string(getpid());
+  std::ofstream out(written, std::ios::binary);
+  const bool whole = static_cast<bool>(out << experience_.as_json().text() << std::flush);
+  if (!whole || std::rename(written.c_str(), experience_file_.c_str()) != 0) std::remove(written.c_str());
+}
+
+Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
+    : pack_(std::move(pack)), own_(pack_->sampling_) {
+  std::vector<Message> messages;
+  const Json options = options_of(text, "options");
+  for (const auto& each : options.object("options")) {
+    const std::string& name = each.first;
+    if (name == "system") messages.push_back({"system", each.second.string(name)});
+    else if (name == "drafter") drafter_ = each.second.string(name);
+    else if (name == "draft_max") draft_max_ = positive(each.second, name);
+    else if (name == "seed") seed_ = each.second.whole(name);
+    else if (name == "ignore_eos") ignore_eos_ = each.second.boolean(name);
+    else if (name == "adapter")
+      throw capability_error("the native library takes no adapters yet: leave out \"adapter\"");
+    else if (!own_.take(name, each.second))
+      throw input_error("unknown option " + name +
+                        ": system, drafter, draft_max, seed, ignore_eos, or a sampling option");
+  }
+  if (draft_max_ && *draft_max_ > kMaxDraft)
+    throw input_error("draft length " + std::to_string(*draft_max_) + " is out of range: 0 (no speculation) to " +
+                      std::to_string(kMaxDraft));
+  if (!pack_->turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
+  if (!ignore_eos_) ends_ = pack_->ends_;
+  sampling_ = own_;
+  transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), pack_->turns_.get(), std::move(messages));
+  const std::lock_guard<FairLock> turn(pack_->turn_);
+  open();
+}
+
+Pack& Conversation::pack() const {
+  if (!pack_ || pack_->closed_) throw capability_error("the session is closed");
+  if (getpid() != pack_->process_)
+    throw capability_error("this process was forked from the one that opened the pack: open the pack in it");
+  return *pack_;
+}
+
+// Everything that depends on the sampling options or was given back.
+void Conversation::open() {
+  const int size = pack_->models_->target->card().vocabulary_size;
+  sampling_.bind(size, [&](const std::string& text) {
+    std::vector<int64_t> found;
+    for (int id = 0; id < pack_->tokenizer_->size(); ++id)
+      if (pack_->tokenizer_->bytes(id).find(text) != std::string::npos) found.push_back(id);
+    return found;
+  });
+  sampler_ = std::make_unique<Sampler>(sampling_, size);
+  const int longest = draft_max_ ? *draft_max_ : longest_draft(pack_->models_->target->card().rows);
+  rows_ = longest + 1;
+  if (!state_) {
+    const bool tree = drafter_ && *drafter_ == "tree";
+    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_, tree);
+  }
+  open_drafts();
+  stale_ = false;
+}
+
+void Conversation::open_drafts() {
+  drafting_.reset();
+  leases_.clear();
+  Budget& budget = pack_->models_->budget;
+  const int size = pack_->models_->target->card().vocabulary_size;
+  const auto names = drafter_names();
+  for (const Holder& each : lookup_holders(size, std::find(names.begin(), names.end(), "recycle") == names.end()))
+    leases_.push_back(budget.reserve(each.name, each.nbytes));
+  SchedulerOptions options;
+  options.draft_max = std::max(1, rows_ - 1);
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  for (const std::string& name : names) {
+    try {
+      drafters.push_back(drafter(name));
+    } catch (const Error& error) {
+      if (drafter_ || draft_max_ || error.code == EDGEDECODE_BAD_INPUT) throw;
+      continue;  // no option names it: it is left out
+    }
+    if (drafters.back()->free()) options.free.insert(name);
+    else options.models.push_back(name);
+  }
+  if (drafters.empty()) return;
+  std::unique_ptr<Policy> policy;
+  if (draft_max_) policy = std::make_unique<FixedLength>(*draft_max_);
+  else policy = std::make_unique<Scheduler>(&pack_->experience_, options);
+  drafting_ = std::make_unique<Drafting>(std::move(drafters), std::move(policy), !draft_max_, seconds);
+}
+
+std::vector<std::string> Conversation::drafter_names() const {
+  const OpenModels& models = *pack_->models_;
+  std::string own;
+  if (models.head) own = "head";
+  else if (models.draft) own = models.draft->card().token_ids.empty() ? "model" : "trim";
+  if (draft_max_ == 0 || drafter_ == "none") return {};
+  if (drafter_) return {*drafter_};
+  if (draft_max_) return {own.empty() ? "suffix" : own};
+  if (own.empty()) return {"recycle", "suffix"};
+  return {own, "suffix"};
+}
+
+std::unique_ptr<Drafter> Conversation::drafter(const std::string& name) {
+  const OpenModels& models = *pack_->models_;
+  const int size = models.target->card().vocabulary_size, capacity = state_->capacity();
+  const DraftSetting setting{&sampling_, &noise_, &ends_, size, capacity};
+  if (name == "suffix") return std::make_unique<SuffixDrafter>(ends_);
+  if (name == "recycle") return std::make_unique<RecycleDrafter>(size, ends_);
+  if (name == "head") {
+    FeatureState* features = models.head ? state_->keep_features() : nullptr;
+    if (!features) throw capability_error("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one");
+    auto state = std::make_unique<HeadState>(models.head.get(), state_.get(), features, capacity);
+    return std::make_unique<ModelDrafter>(name, models.head.get(), std::move(state), setting);
+  }
+  if (name != "model" && name != "trim" && name != "tree")
+    throw input_error("unknown drafter " + name + ": none, suffix, recycle, model, trim, head, tree");
+  if (!models.draft || (name != "tree" && (name == "trim") == models.draft->card().token_ids.empty()))
+    throw capability_error(kNoDraft);
+  if (name == "tree") {
+    if (!draft_max_ || *draft_max_ > kMostNodes)
+      throw input_error("--drafter tree needs a fixed size: give --draft-max N, 1 to " + std::to_string(kMostNodes) +
+                        " nodes");
+    return std::make_unique<TreeDrafter>(models.draft.get(), setting);
+  }
+  auto state = std::make_unique<ModelState>(models.draft.get(), capacity, false);
+  return std::make_unique<ModelDrafter>(name, models.draft.get(), std::move(state), setting);
+}
+
+Conversation::Request Conversation::read(const std::string& text) {
+  const Json given = options_of(text, "request");
+  Request request;
+  request.max_tokens = pack_->max_tokens_;
+  SamplingOptions sampling = own_;
+  int prompts = 0;
+  for (const auto& each : given.object("request")) {
+    const std::string& name = each.first;
+    if (name == "message") request.message = Message{"user", each.second.string(name)}, ++prompts;
+    else if (name == "prompt") request.tokens = pack_->tokenizer_->prompt(each.second.string(name)), ++prompts;
+    else if (name == "tokens") {
+      ++prompts;
+      for (const Json& id : each.second.array(name)) request.tokens.push_back(clamped(id.integer("a token")));
+    } else if (name == "max_tokens") {
+      request.max_tokens = std::min(INT32_MAX / 2, clamped(each.second.integer(name)));
+    } else if (name == "stop") {
+      for (const Json& stop : each.second.array(name)) request.stops.push_back(stop.string("a stop string"));
+    } else if (name == "seed") {
+      request.seed = each.second.whole(name);
+    } else if (!sampling.take(name, each.second)) {
+      throw input_error("unknown field " + name +
+                        ": message, prompt or tokens; max_tokens, stop, seed, or a sampling option");
+    }
+  }
+  if (prompts != 1)
+    throw input_error("a request has one of message, prompt and tokens, and this one has " + std::to_string(prompts));
+  if (request.max_tokens < 1)
+    throw input_error("max_tokens " + std::to_string(request.max_tokens) + " is out of range: 1 or more");
+  if (request.message && !pack_->turns_) throw input_error("this pack has no chat template: give \"prompt\"");
+  for (int32_t token : request.tokens)
+    if (token < 0 || token >= pack_->tokenizer_->size())
+      throw input_error("prompt: token id " + std::to_string(token) + " is not in the vocabulary: 0 to " +
+                        std::to_string(pack_->tokenizer_->size() - 1));
+  if (!request.message && request.tokens.empty())
+    throw input_error("prompt is empty: without a chat template it needs at least one token");
+  request.sampling = sampling;
+  return request;
+}
+
+Turn Conversation::open_turn(const Request& request) const {
+  const int context = state_->capacity();
+  Turn turn;
+  const int room = std::min(request.max_tokens, context / kLeastRoom);
+  if (request.message) turn = transcript_->open(*request.message, context, room);
+  else turn.before = transcript_->messages(), turn.tokens = request.tokens;
+  if (static_cast<int>(turn.tokens.size()) + 1 > context) {
+    const int longest = pack_->models_->target->card().context;
+    const bool raised = context < longest && static_cast<int>(turn.tokens.size()) < longest;
+    const std::string raise = "raise --ctx-size (up to " + std::to_string(longest) + ")";
+    throw context_exceeded(turn.tokens.size(), context,
+                           "shorten it, or " + (raised ? raise : "use a model with a longer context"));
+  }
+  return turn;
+}
+
+// Keeps of the KV cache what it shares with the turn's tokens.
+void Conversation::begin(const Turn& turn) {
+  const std::shared_ptr<Ids> old = transcript_->tokens;
+  transcript_->begin(turn);
+  const Ids& now = *transcript_->tokens;
+  int shared = 0;
+  const int most = std::min({state_->length(), static_cast<int>(old->size()), static_cast<int>(now.size())});
+  while (shared < most && (*old)[shared] == now[shared]) ++shared;
+  if (shared < state_->length()) state_->crop(shared >= state_->oldest_crop() ? shared : 0);
+}
+
+int Conversation::generate(const std::string& text, const OnText& on_text) {
+  check_idle();
+  const std::lock_guard<std::mutex> call(mutex_);
+  Pack& pack = this->pack();
+  const Request request = read(text);
+  Reply reply(*pack.tokenizer_, request.stops);
+  running_ = std::this_thread::get_id();
+  pack.turn_.lock();
+  std::optional<Turn> turn;
+  bool recorded = false;
+  const auto leave = [&] {
+    if (turn && !recorded) transcript_->end(*turn, "", ends_);
+    pack.turn_.unlock();
+    running_ = std::thread::id();
+    if (closing_) release();
+  };
+  try {
+    if (stale_ || !request.sampling.same_as(sampling_)) {
+      sampling_ = request.sampling;
+      stale_ = true;  // also if that fails
+      open();
+    }
+    turn = open_turn(request);
+    const uint64_t seed = request.seed ? *request.seed : answer_seed(seed_, answers_);
+    ++answers_;
+    stats_ = Stats();
+    stats_.seed = seed;
+    stats_.mode = !drafting_ ? "plain" : draft_max_ ? drafting_->names() : "auto";
+    stopped_ = false;
+    answered_.clear();
+    begin(*turn);
+    constraint_.reset();
+    const int size = static_cast<int>(sampler_->vocabulary_size());
+    if (given_) constraint_ = std::make_unique<Constraint>(*given_, size, rows_ - 1, ends_);
+    bool ended = false;
+    for (int64_t restarts = 0;; ++restarts) {
+      stats_.dropped_turns += turn->dropped;
+      noise_.begin(restarts ? answer_seed(seed, -restarts) : seed);  // at these positions the seed's noise was used
+      ended = decode_turn(*turn, request, &reply, on_text);
+      const bool full = static_cast<int>(transcript_->tokens->size()) >= state_->capacity();
+      if (ended || stopped_ || !full || static_cast<int>(transcript_->replied()) >= request.max_tokens) break;
+      const auto shorter = transcript_->shorter(*turn, state_->capacity());
+      if (!shorter) break;
+      turn = shorter;
+      begin(*turn);
+      stats_.reread_tokens += static_cast<int64_t>(transcript_->tokens->size()) - state_->length();
+    }
+    const std::string rest = reply.rest();
+    const Ids& tokens = *transcript_->tokens;
+    answered_.assign(tokens.end() - static_cast<int64_t>(transcript_->replied()), tokens.end());
+    ended = ended || !reply.matched().empty();
+    stats_.stop_string = reply.matched();
+    stats_.context_full = !ended && !stopped_ && static_cast<int>(transcript_->tokens->size()) >= state_->capacity();
+    finish_reason_ = ended ? "stop" : stopped_ ? "cancelled" : "length";
+    stats_.planned_nbytes = pack.models_->budget.used();
+    stats_.peak_nbytes = peak_nbytes();
+    transcript_->end(*turn, reply.text(), ends_);
+    recorded = true;
+    if (!rest.empty() && !stopped_ && on_text) {
+      pack.turn_.unlock();
+      on_text(rest);
+      pack.turn_.lock();
+    }
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
+  if (stopped_ && cancelled_.exchange(false)) throw Error(EDGEDECODE_CANCELLED, "the answer was cancelled");
+  return static_cast<int>(answered_.size());
+}
+
+// Decodes after the conversation's tokens; returns whether the reply ended by itself.
+bool Conversation::decode_turn(const Turn& turn, const Request& request, Reply* reply, const OnText& on_text) {
+  DecodeSetting setting;
+  setting.sampler = sampler_.get();
+  setting.noise = &noise_;
+  setting.drafting = drafting_.get();
+  setting.constraint = constraint_.get();
+  if (constraint_) setting.kind = "{}";
+  setting.ends = &ends_;
+  setting.clock = seconds;
+  bool ended = false;
+  if ((stopped_ = cancelled_)) return false;
+  const int most = request.max_tokens - static_cast<int>(turn.reply.size());
+  decode(*pack_->models_->target, *state_, transcript_->tokens, most, setting, &stats_,
+         [&](const Verdict* verdict) {
+           if (verdict) {
+             if (!on_round(*verdict, reply, on_text)) stopped_ = true;
+             ended = verdict->outcome == Outcome::kEnded || !reply->matched().empty();
+           } else {
+             pack_->turn_.unlock();  // others may use the models
+             pack_->turn_.lock();
+           }
+           if (cancelled_ || pack_->closed_) stopped_ = !ended;
+           return !stopped_ && !ended;
+         });
+  return ended;
+}
+
+// Shows a round's text; returns whether the caller wants more.
+bool Conversation::on_round(const Verdict& verdict, Reply* reply, const OnText& on_text) {
+  const double started = seconds();
+  size_t taken = 0;
+  const std::string text = reply->say(verdict.tokens, &taken);
+  const size_t surplus = verdict.tokens.size() - taken;  // behind a stop string
+  transcript_->tokens->resize(transcript_->tokens->size() - surplus);
+  stats_.tokens -= static_cast<int64_t>(surplus);
+  if (stats_.rounds > 1) stats_.spend_host(seconds() - started);
+  pack_->turn_.unlock();  // the callback may take its time, and call the library
+  const bool more = text.empty() || !on_text || on_text(text) == 0;
+  pack_->turn_.lock();
+  return more;
+}
+
+Json Conversation::stats() {
+  check_idle();
+  const std::lock_guard<std::mutex> call(mutex_);
+  Json::Array tokens(answered_.begin(), answered_.end());
+  return Json::Object{{"tokens", tokens}, {"finish_reason", finish_reason_}, {"stats", stats_.as_json()}};
+}
+
+void Conversation::rewind(int turns) {
+  check_idle();
+  const std::lock_guard<std::mutex> call(mutex_);
+  pack();
+  if (turns < 0) throw input_error("turns " + std::to_string(turns) + " is out of range: 0 or more");
+  transcript_->rewind(static_cast<size_t>(turns));
+}
+
+void Conversation::constrain(const edgedecode_constraint* constraint) {
+  if (constraint && (!constraint->mask || !constraint->commit))
+    throw input_error("a constraint needs `mask` and `commit`");
+  check_idle();
+  const std::lock_guard<std::mutex> call(mutex_);
+  given_ = constraint ? std::optional<edgedecode_constraint>(*constraint) : std::nullopt;
+}
+
+void Conversation::close() {
+  cancelled_ = true;
+  if (running_ == std::this_thread::get_id()) {  // from the answer's own callback: at its end
+    closing_ = true;
+    return;
+  }
+  const std::lock_guard<std::mutex> call(mutex_);
+  release();
+}
+
+// A running answer goes on without them.
+void Conversation::drop_drafts() {
+  if (drafting_) drafting_->close();
+  stale_ = true;
+}
+
+void Conversation::check_idle() const {
+  if (running_ == std::this_thread::get_id())
+    throw input_error("an answer of this session is running: its callback can only cancel or close it");
+}
+
+void Conversation::release() {
+  if (!pack_) return;
+  {
+    const std::lock_guard<FairLock> turn(pack_->turn_);
+    drafting_.reset();
+    constraint_.reset();
+    state_.reset();
+    leases_.clear();
+  }
+  pack_.reset();
+}
+
+}  // namespace edgedecode
