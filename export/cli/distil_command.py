@@ -15,7 +15,7 @@ from edgedecode.pack.pack_change import check_own
 from edgedecode.text.printable import counted, shown
 
 from ..frameworks import require_frameworks
-from .common import quiet
+from .common import notices_shown, quiet
 
 if TYPE_CHECKING:
     from ..distil.adding import Outcome
@@ -88,7 +88,7 @@ def _run(arguments: Namespace) -> Report:
         measured.append(progress)
         print(_line(progress), file=sys.stderr, flush=True)
 
-    with live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
+    with notices_shown(), live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
         try:
             outcome = add_if_better(root, out, work.kind, work.run(), stages, adapter=arguments.adapter)
         except (KeyboardInterrupt, SystemExit):
@@ -96,13 +96,13 @@ def _run(arguments: Namespace) -> Report:
             raise
     if not arguments.json:
         print(_result(out, _WHAT[arguments.kind], outcome))
-    last = measured[-1]
+    best = max(measured, key=lambda progress: progress.total.length())
     return {
         "folder": str(out),
-        "tokens": last.tokens,
-        "tokens_a_round": last.total.length(),
-        "accepted": {str(depth): share for depth, share in enumerate(last.total.shares, start=1)},
-        "predicted": last.speed_up,
+        "tokens": best.tokens,
+        "tokens_a_round": best.total.length(),
+        "accepted": {str(depth): share for depth, share in enumerate(best.total.shares, start=1)},
+        "predicted": best.speed_up,
         "before": outcome.before,
         "after": outcome.after,
         "gain": outcome.gain.mean,
@@ -133,7 +133,7 @@ def _line(progress: Progress) -> str:
     )
     if trend is None:
         return line
-    later = trend.at(progress.tokens * (1 + 3600 / progress.seconds))
+    later = trend.at(progress.tokens + progress.hourly)
     more = later / total.length() - 1
     return f"{line}; another hour: {later:.2f}" + (", hardly more" if more < _LEAST_GAIN else "")
 

@@ -14,6 +14,8 @@ from .training import drafted
 
 MOST_DEPTH = 6
 """Longest draft that is looked at."""
+_LEAST_MEASURED, _CLEAR = 4, 2
+"""Measurements that a trend needs, and the standard errors that its slope is above zero."""
 
 
 @dataclass(slots=True)
@@ -82,11 +84,12 @@ class Trend:
 
     @classmethod
     def of(cls, measured: Sequence[tuple[int, float]]) -> "Trend | None":
-        """Return the trend of (tokens read, tokens of a round); None for fewer than three."""
-        if len(measured) < 3:
+        """Return the trend of (tokens read, tokens of a round); None for too few, or where it is not clear."""
+        if len(measured) < _LEAST_MEASURED:
             return None
-        slope, constant = np.polyfit([log(tokens) for tokens, _ in measured], [length for _, length in measured], 1)
-        return cls(float(constant), float(slope))
+        logs, lengths = [log(tokens) for tokens, _ in measured], [length for _, length in measured]
+        (slope, constant), covariance = np.polyfit(logs, lengths, 1, cov=True)
+        return cls(float(constant), float(slope)) if slope > _CLEAR * covariance[0, 0] ** 0.5 else None
 
     def at(self, tokens: float) -> float:
         return self.constant + self.slope * log(tokens)

@@ -18,8 +18,9 @@ _READ = 1.3
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """Of passes of 1, 2, ... rows, in those of one row."""
+    """seconds: of a pass of one row. rows: passes of 1, 2, ... rows, in those of one."""
 
+    seconds: float
     rows: tuple[float, ...]
     weights_nbytes: int
     """What such a pass reads."""
@@ -49,4 +50,4 @@ def pass_costs(model: LanguageModel, *, weights_nbytes: int) -> PassCosts:
                 seconds[width].append(perf_counter() - started)
                 state.crop(positions)
     one = median(seconds[1])
-    return PassCosts(tuple(median(each) / one for each in seconds.values()), weights_nbytes)
+    return PassCosts(one, tuple(median(each) / one for each in seconds.values()), weights_nbytes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from time import monotonic
 
@@ -21,10 +21,14 @@ from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.fair_lock import FairLock
 from edgedecode.locks import Lock, take_lock
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.pressure import free_memory
+from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import FileEntry, OutsideFile
 from edgedecode.pack.gate import check_pack
+from edgedecode.text.printable import counted
 from edgedecode.text.prompts import read_prompts
+from edgedecode.user_notices import notice
 
 from ..gguf.maker import GgufMaker
 from ..stages import Stages
@@ -35,17 +39,30 @@ from .kinds.draft_kind import DraftKind
 from .kinds.head_folder import WEIGHTS
 from .kinds.head_kind import HeadKind
 from .kinds.kind import Kind
-from .labels import Labels, labelled, write_labels
+from .labels import Labels, labelled, use_only, write_labels
 from .plan import DistilPlan, distil_plan
+from .speed import TOKENS
 from .target_weights import TargetWeights
-from .texts import HELD_OUT, TOGETHER, Text, bundled_prompts, read_texts, short_enough, write_texts
+from .texts import (
+    CONTEXT,
+    HELD_OUT,
+    TOGETHER,
+    Text,
+    bundled_prompts,
+    read_texts,
+    short_enough,
+    without_shared,
+    write_texts,
+)
 from .training import Training
 
 EPOCHS, MOST_EPOCHS = 8, 16
 """Times that each text is read, and at most where minutes decide."""
-WRITING_SHARE = 0.4
-"""Of the minutes. Reading takes at most as long again, and what is left is for the training, which reads ten times as
-many tokens a second."""
+WRITING_SHARE, READING_SHARE, TRAINING_SHARE = 0.4, 0.8, 0.9
+"""Of the minutes, when each ends at the latest. The training reads ten times as many tokens a second as are written; in
+what is left it is measured, and the speeds before and after."""
+_LEAST_MEASURED, _ANSWERS = 8, 4
+"""Held-out texts by which speeds are compared at least, and the answers to each."""
 _MARGIN = 1.25
 """Of what is planned from the first texts: the next ones may be written faster, or be longer."""
 REPORT_SECONDS = 300.0
@@ -95,6 +112,8 @@ class Progress:
     speed_up: float
     """Predicted from the costs of passes here."""
     trend: Trend | None
+    hourly: int
+    """Tokens that the training reads in an hour."""
 
     @property
     def total(self) -> Acceptance:
@@ -123,7 +142,7 @@ class Distillation:
         self._entry = self._manifest.located("target")
         self._adapter = None if request.adapter is None else self._manifest.located_adapter(request.adapter)
         self.kind = _KINDS[request.kind](request.root, request.init)
-        self._started = monotonic()
+        self._started, self._minutes = monotonic(), request.minutes or inf
         self._lock = self._begin()
 
     def __enter__(self) -> "Distillation":
@@ -138,11 +157,21 @@ class Distillation:
         with self._target_file() as path:
             target = TargetWeights(path)
             texts = self._texts(out / _TEXTS, target)
-            if min(held := sum(text.held_out for text in texts), len(texts) - held) < 1:
+            if dropped := len(texts) - len(texts := without_shared(texts)):
+                notice(f"{counted(dropped, 'text')} left out, whose prompts are held out")
+            costs, texts = self._label(out / _LABELS, texts, width=width)
+            held_out = [text for text in texts if text.held_out]
+            if min(len(held_out), len(texts) - len(held_out)) < 1:
                 raise InputError(f"{len(texts)} answers are too few to train on: at least {2 * HELD_OUT} are needed")
-            costs = self._label(out / _LABELS, texts, width=width)
             self._train(Labels.open(out / _LABELS, texts, width=width), target, costs)
-        return [text for text in texts if text.held_out]
+        if self._minutes == inf:
+            return held_out
+        most = int(60 * self._minutes * (1 - TRAINING_SHARE) / (_ANSWERS * TOKENS * costs.seconds))
+        return held_out[:: ceil(len(held_out) / max(_LEAST_MEASURED, most))]
+
+    def _until(self, share: float) -> float:
+        """Return when this share of the minutes is over, by `monotonic`."""
+        return self._started + 60 * share * self._minutes
 
     def _begin(self) -> Lock:
         """Make the folder, or check that it holds such a work. Return its lock."""
@@ -178,24 +207,27 @@ class Distillation:
         if (self._request.out / _TRAINING).exists():
             return known
         prompts = bundled_prompts() if request.prompts is None else read_prompts(request.prompts, family="")
-        wanted, seconds = request.tokens, 60 * WRITING_SHARE * (request.minutes or 0)
-        stage = self._stages.stage("writing answers", wanted or int(seconds))
+        wanted, until = request.tokens, self._until(WRITING_SHARE)
+        stage = self._stages.stage("writing answers", wanted or int(until - self._started))
         with load(request.root, adapters=self._adapter is not None) as pair, stage as step:
             (before, _), began = _sizes(known), monotonic()
+            first = len(known) + TOGETHER  # texts that are written together: one alone has no time of its own
             read, answers, positions, shown, most = 0, 0, 0, 0, inf
 
             def advance(text: Text) -> bool:
                 nonlocal read, answers, positions, shown, most
                 read, answers, positions = read + 1, answers + len(text.answer), positions + len(text.tokens)
-                if read == len(known) + TOGETHER:  # the first batch: a text alone has no time of its own
-                    rate, left = (answers - before) / (monotonic() - began), seconds + self._started - began
-                    tokens = wanted or before + int(_MARGIN * rate * left)
-                    most = tokens * max(_LEAST_TEXT, positions / max(1, answers) * (_MARGIN if wanted else 1))
-                    self._plan(target, tokens, int(most))
-                now = answers if wanted else int(monotonic() - self._started)
-                step(now - shown)
-                shown = now
-                return now < wanted if wanted else now < seconds and positions < most
+                now = monotonic()
+                if read == first or (wanted and positions >= most):
+                    rate, left = (answers - before) / max(1e-9, now - began), max(0.0, until - now)
+                    tokens = wanted or answers + int(_MARGIN * rate * left)
+                    each = max(_LEAST_TEXT, positions / max(1, answers) * (_MARGIN if wanted else 1))
+                    most = positions + max(0, tokens - answers) * each
+                    self._plan(target, tokens, int(most) + CONTEXT)  # the last text is written to its end
+                done = answers if wanted else int(now - self._started)
+                step(done - shown)
+                shown = done
+                return answers < wanted if wanted else read < first or (now < until and positions < most)
 
             write_texts(pair, short_enough(pair, prompts), path, advance=advance, adapter=request.adapter)
             if most == inf:
@@ -203,15 +235,24 @@ class Distillation:
         return read_texts(path, vocabulary_size=size)
 
     def _plan(self, target: TargetWeights, tokens: int, positions: int) -> None:
-        """Tell what the work will take. Raises ExportError if the disk is too small for it. As `distil_plan`."""
-        sizes = {"vocabulary_size": target.rows, "target_nbytes": _TARGET_COPIES * self._weights.nbytes}
-        plan = distil_plan(self.kind.needs(target), tokens=tokens, positions=positions, **sizes)
+        """Tell what the work will take. Raises ExportError if memory or disk is too small for it. As `distil_plan`."""
+        weights = self._weights.nbytes
+        sizes = {"target_nbytes": _TARGET_COPIES * weights, "made_nbytes": 0 if self._entry.gguf else weights}
+        needs, rows = self.kind.needs(target), target.rows
+        plan = distil_plan(needs, vocabulary_size=rows, tokens=tokens, positions=positions, **sizes)
         self._planned(plan)
         out = self._request.out
-        if (free := shutil.disk_usage(out).free) < plan.disk_nbytes:
+        there = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        if (free := shutil.disk_usage(out).free + there) < plan.disk_nbytes:
             raise ExportError(
-                f"the work takes {format_nbytes(plan.disk_nbytes)} of disk, {out} has {format_nbytes(free)} left: "
+                f"the work takes {format_nbytes(plan.disk_nbytes)} of disk, {out} has {format_nbytes(free)} for it: "
                 f"make room, or ask for less (--tokens)"
+            )
+        available = free_memory()
+        if available and (memory := available.nbytes + (resident_nbytes() or 0)) < plan.memory_nbytes:
+            raise ExportError(
+                f"the work takes {format_nbytes(plan.memory_nbytes)} of memory, {format_nbytes(memory)} are free: "
+                f"end other programs, or name a smaller model"
             )
 
     @property
@@ -219,18 +260,27 @@ class Distillation:
         name = self._manifest.models["target"].weights
         return self._manifest.outside.get(name) or self._manifest.files[name]
 
-    def _label(self, path: Path, texts: Sequence[Text], *, width: int) -> PassCosts:
-        """Write the labels that the file lacks, and time the target's passes."""
-        done = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
+    def _label(self, path: Path, texts: list[Text], *, width: int) -> tuple[PassCosts, list[Text]]:
+        """Write the labels that the file lacks, and time the target's passes. Return the texts that have labels."""
+        done, wanted = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
         root, name, size, budget = self._request.root, "target", self._manifest.vocabulary_size, Budget()
         needs = () if self._adapter is None else (ADAPTERS,)
         request = ModelRequest(self._entry, root, name, size, budget, needs=needs, taps=self.kind.taps)
         model = find_runtime("onnx").open(request)
         adapters = PackAdapters(self._manifest, root, model=model, budget=budget, turn=FairLock())
-        with self._stages.stage("reading answers", sum(len(text.tokens) for text in texts[done:])) as step:
+        left, until = texts[done:wanted], self._until(READING_SHARE)
+        with self._stages.stage("reading answers", sum(len(text.tokens) for text in left)) as step:
+
+            def advance(count: int) -> bool:
+                step(count)
+                return monotonic() < until
+
             adapter = adapters.choice().choose(self._request.adapter)
-            write_labels(model, texts[done:], path, width=width, adapter=adapter, done=step)
-        return pass_costs(model, weights_nbytes=self._weights.nbytes)
+            done += write_labels(model, left, path, width=width, adapter=adapter, advance=advance)
+        if done < wanted:
+            use_only(path, done)
+            notice(f"{counted(wanted - done, 'text')} left out, as the minutes do not suffice to read them")
+        return pass_costs(model, weights_nbytes=self._weights.nbytes), texts[:done]
 
     @contextmanager
     def _target_file(self) -> Iterator[Path]:
@@ -259,26 +309,35 @@ class Distillation:
         if checkpoint.exists():
             training.load(checkpoint)
         else:
-            training.steps = self._steps(training, batches, trained)
+            epoch = batches.epoch(trained, seed=0)
+            training.plan(epoch[:_TIMED])
+            training.steps = (EPOCHS if self._minutes == inf else MOST_EPOCHS) * len(epoch)
+            training.steps = max(1, training.steps_in(self._until(TRAINING_SHARE) - monotonic()))
             training.save(checkpoint)
-        measured: list[tuple[int, float]] = []
+        left = training.seconds_of(training.steps)
+        notice(f"the training takes {counted(training.steps - training.done, 'step')}, about {left / 60:.0f} minutes")
         in_step = sum(len(texts[index].tokens) for index in trained) / len(batches.epoch(trained, seed=0))
+        begun, before = monotonic(), training.done
 
         def note() -> None:
             kinds = measure(network, table, batches, held)
-            total, read = together(kinds), int(in_step * training.done)
-            measured.append((read, total.length()))
-            trend, seconds = Trend.of(measured), monotonic() - self._started
-            speed = costs.speed_up(total, parameters=network.size)
-            self._report(Progress(seconds, read, kinds, speed, trend))
+            length, read = together(kinds).length(), int(in_step * training.done)
+            if training.depth == network.depth and (read, length) not in training.measured:
+                training.measured.append((read, length))
+            if length > training.best or not (self._request.out / WEIGHTS).exists():
+                training.best = length
+                self.kind.write(self._request.out, started)
             training.save(checkpoint)
-            self.kind.write(self._request.out, started)
+            hourly = int(3600 * in_step * (training.done - before) / (monotonic() - begun))
+            speed = costs.speed_up(together(kinds), parameters=network.size)
+            trend = Trend.of(training.measured)
+            self._report(Progress(monotonic() - self._started, read, kinds, speed, trend, hourly))
 
         with self._stages.stage("training", training.steps) as step:
             step(training.done)
             last = monotonic()
             try:
-                for _ in training.run():
+                for _ in training.run(until=self._until(TRAINING_SHARE)):
                     step(1)
                     if monotonic() - last > REPORT_SECONDS and training.done < training.steps:
                         note()
@@ -287,15 +346,6 @@ class Distillation:
                 training.save(checkpoint)
                 raise
         note()
-
-    def _steps(self, training: Training, batches: Batches, texts: Sequence[int]) -> int:
-        """Return the number of steps: by epochs, or as many as the minutes leave."""
-        epoch = batches.epoch(texts, seed=0)
-        if self._request.minutes is None:
-            return EPOCHS * len(epoch)
-        step = training.step_seconds(epoch[:_TIMED])
-        left = 60 * self._request.minutes - (monotonic() - self._started)
-        return max(1, min(MOST_EPOCHS * len(epoch), int(left / step)))
 
 
 def _sizes(texts: Sequence[Text]) -> tuple[int, int]:

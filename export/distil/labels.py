@@ -50,27 +50,35 @@ class Labels:
         return np.fromfile(self.path, row, self.starts[index + 1] - start, offset=start * row.itemsize)
 
 
-def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool) -> int:
-    """Return how many texts have their labels in a file, and cut the rest off: all of it if it is of other texts.
+def labelled(path: Path, texts: Sequence[Text], *, width: int, is_trained: bool) -> tuple[int, int]:
+    """Return how many texts have their labels in a file, and how many are to have them.
 
-    Beside the file lies the digest of its texts, which are all known before the first is read. is_trained: whether a
-    training has read the labels; raises InputError if they are of other texts.
+    The rest of the file is cut off: all of it if it is of other texts. Beside it lie the digest of its texts, which are
+    all known before the first is read, and how many are used. is_trained: whether a training has read the labels;
+    raises InputError if they are of other texts.
     """
     row, beside = label_type(width), path.with_suffix(".sha256")
-    digest = sha256(f"{row.descr}".encode() + b"".join(text.line for text in texts)).hexdigest().encode()
-    is_same = beside.exists() and beside.read_bytes() == digest
-    if is_trained and not is_same:
+    digest = sha256(f"{row.descr}".encode() + b"".join(text.line for text in texts)).hexdigest()
+    known, _, used = (beside.read_text() if beside.exists() else "").partition(" ")
+    if is_trained and known != digest:
         raise InputError(
             f"the texts in {path.parent} are not those of its training: put them back, or use another --out"
         )
+    wanted = int(used) if is_trained and used.isdigit() else len(texts)
     with path.open("ab") as file:
-        have = file.seek(0, SEEK_END) // row.itemsize if is_same else 0
+        have = file.seek(0, SEEK_END) // row.itemsize if known == digest else 0
         done = rows = 0
-        while done < len(texts) and rows + len(texts[done].tokens) <= have:
+        while done < wanted and rows + len(texts[done].tokens) <= have:
             rows, done = rows + len(texts[done].tokens), done + 1
         file.truncate(rows * row.itemsize)
-    beside.write_bytes(digest)
-    return done
+    beside.write_text(f"{digest} {wanted}")
+    return done, wanted
+
+
+def use_only(path: Path, count: int) -> None:
+    """Note that the file has the labels of the first texts alone, which are those that are trained on."""
+    beside = path.with_suffix(".sha256")
+    beside.write_text(f"{beside.read_text().split()[0]} {count}")
 
 
 def write_labels(
@@ -80,12 +88,12 @@ def write_labels(
     *,
     width: int,
     adapter: ActiveAdapter | None,
-    done: Callable[[int], None],
-) -> None:
-    """Add the labels of texts to a file, with features of this width, or none.
+    advance: Callable[[int], bool],
+) -> int:
+    """Add the labels of texts to a file, with features of this width, or none. Return how many were read.
 
-    model: opened with the taps, and with the adapter if there is one. done: is told of each text's tokens. Raises
-    InputError for too long a text.
+    model: opened with the taps, and with the adapter if there is one. advance: is told of each text's tokens, and says
+    whether to go on. Raises InputError for too long a text.
     """
     longest = max((len(text.tokens) for text in texts), default=0)
     if longest > model.card.context:
@@ -95,7 +103,7 @@ def write_labels(
         if width:
             assert isinstance(state, FeatureState)
             features = state.keep_features()
-        for text in texts:
+        for count, text in enumerate(texts, start=1):
             state.crop(0)
             span = adapter_span(adapter, text.prompt)
             starts = sorted({*range(0, len(text.tokens), _PASS), span.start, len(text.tokens)})
@@ -111,7 +119,9 @@ def write_labels(
                     rows["features"] = values.bfloat16().view(torch.uint16).numpy()
                 rows["ids"], rows["logs"] = top.indices.numpy(), logs.numpy()
                 file.write(rows.tobytes())
-            done(len(text.tokens))
+            if not advance(len(text.tokens)):
+                return count
+    return len(texts)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ _TEXT_NBYTES = 8
 """Of a token in the file of texts."""
 _LIBRARIES_NBYTES = 420 << 20
 """Of the process with torch, its compiled kernels and the engine, and what the allocator keeps."""
+_SMALL_NBYTES = 1 << 20
+"""Of configurations, the map of ids, and what files hold beside their values."""
 _COPIES = 4
 """Of the parameters: with their gradients and two moments."""
 _FLOAT, _HALF = 4, 2
@@ -42,14 +44,22 @@ class DistilPlan:
         return f"up to {self.tokens:,} tokens of answers, {memory} of memory, {disk} of disk"
 
 
-def distil_plan(needs: Needs, *, vocabulary_size: int, target_nbytes: int, tokens: int, positions: int) -> DistilPlan:
-    """Return the plan. target_nbytes: the target's memory while it writes and reads. positions: tokens of all texts."""
+def distil_plan(
+    needs: Needs, *, vocabulary_size: int, target_nbytes: int, made_nbytes: int, tokens: int, positions: int
+) -> DistilPlan:
+    """Return the plan.
+
+    target_nbytes: the target's memory while it writes and reads. made_nbytes: of a file that is made of it. positions:
+    tokens of all texts.
+    """
     parameters, table = needs.parameters, vocabulary_size * needs.sizes.hidden
     training = _FLOAT * (_COPIES * parameters + table) + POSITIONS * _position(needs)
     disk = (
         positions * (label_type(needs.width).itemsize + _TEXT_NBYTES)
-        + (_COPIES - 1) * _FLOAT * parameters
-        + _HALF * (parameters + (0 if needs.width else 2 * table))
+        + 2 * (_COPIES - 1) * _FLOAT * parameters  # the old state is there until the new one is written
+        + _HALF * (parameters + (1 if needs.width else 2) * table)
+        + made_nbytes
+        + _SMALL_NBYTES
     )
     return DistilPlan(tokens, _LIBRARIES_NBYTES + max(target_nbytes, training), disk)
 

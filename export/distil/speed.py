@@ -10,7 +10,7 @@ from edgedecode.errors import EdgeDecodeError
 from .kinds.head_network import DEPTH
 from .texts import Lengths, Text
 
-_TOKENS = 96
+TOKENS = 96
 _WARM_UP = 3
 """Texts by which the scheduler learns costs and acceptance first."""
 
@@ -43,7 +43,7 @@ def tokens_a_round(
         options = _options(pair, drafter, adapter=adapter, draft_max=DEPTH)
         for text in texts:
             with pair.session(options) as session:
-                session.collect(session.complete(text.prompt, max_tokens=_TOKENS))
+                session.collect(session.complete(text.prompt, max_tokens=TOKENS))
                 found.append(session.stats.verified_tokens / max(1, session.stats.rounds))
             advance(1)
     return found
@@ -53,7 +53,7 @@ def _answer(pair: Pair, text: Text, options: SessionOptions) -> tuple[tuple[int,
     """Return a greedy answer and the seconds from its first tokens to its end."""
     with pair.session(options) as session:
         started, tokens = 0.0, list[int]()
-        for chunk in session.complete(text.prompt, max_tokens=_TOKENS):
+        for chunk in session.complete(text.prompt, max_tokens=TOKENS):
             started = started or perf_counter()
             tokens += chunk.tokens
         return tuple(tokens), perf_counter() - started

@@ -89,6 +89,12 @@ def read_texts(path: Path, *, vocabulary_size: int) -> list[Text]:
     return texts
 
 
+def without_shared(texts: Sequence[Text]) -> list[Text]:
+    """Return the texts without those for training whose prompt is held out, too."""
+    held_out = {text.prompt for text in texts if text.held_out}
+    return [text for text in texts if text.held_out or text.prompt not in held_out]
+
+
 def write_texts(
     pair: Pair, prompts: Sequence[Prompt], path: Path, *, advance: Callable[[Text], bool], adapter: str | None = None
 ) -> None:

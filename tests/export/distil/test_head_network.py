@@ -1,6 +1,6 @@
 """The network that is trained computes, at each depth, what a head computes when it drafts; its loss is the formula."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +9,9 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 
 import torch
 
+from edgedecode.errors import ExportError
 from edgedecode.export.distil import training
-from edgedecode.export.distil.acceptance import MOST_DEPTH, measure
+from edgedecode.export.distil.acceptance import MOST_DEPTH, Trend, measure
 from edgedecode.export.distil.batches import Batch
 from edgedecode.export.distil.kinds.head_network import HeadNetwork, HeadSizes
 from edgedecode.export.distil.top_loss import TopLoss
@@ -127,19 +128,86 @@ def test_acceptance_counts_drafts_whose_tokens_are_all_the_likeliest() -> None:
         assert found[kind].length(2) == pytest.approx(1 + sum(reached[:2]) / len(starts))
 
 
-@pytest.mark.parametrize(("depth", "mean"), [(3, 0.4 * 5 + 0.3 * 6 + 0.3 * 10), (1, 5.0)])
-def test_steps_are_planned_by_the_time_of_each_depth(depth: int, mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, tried = 0.0, []
+class Clock:
+    """Replaces the gradients by the time that they take, in a `Training` of 100 steps an epoch."""
 
-    def gradients(self: Training, texts: Sequence[int], *, depth: int) -> None:
-        nonlocal now
-        now += {1: 5, 2: 6, 3: 10}[depth]
-        tried.append(depth)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, depth: int = 3) -> None:
+        self.now, self.slower, self.depths = 0.0, lambda done: 1.0, list[int]()
+        clock = self
 
-    monkeypatch.setattr(training, "monotonic", lambda: now)
-    monkeypatch.setattr(Training, "_gradients", gradients)
-    made = object.__new__(Training)
-    made.network = SimpleNamespace(depth=depth)  # type: ignore[assignment]
-    made._optimizer = SimpleNamespace(zero_grad=lambda: None)  # type: ignore[assignment]
-    assert made.step_seconds([[0], [1]]) == pytest.approx(mean)
-    assert tried == [each for each in range(1, depth + 1) for _ in range(2)]
+        def gradients(training: Training, texts: Sequence[int], *, depth: int) -> None:
+            clock.now += {1: 5, 2: 6, 3: 10}[depth] * clock.slower(training.done)
+            clock.depths.append(depth)
+
+        monkeypatch.setattr(training, "monotonic", lambda: self.now)
+        monkeypatch.setattr(Training, "_gradients", gradients)
+        network = torch.nn.Linear(1, 1)
+        network.depth = depth  # type: ignore[assignment]
+        batches = SimpleNamespace(epoch=lambda texts, *, seed: [[index] for index in range(100)])
+        self.training = Training(network, torch.zeros(1), batches, [0])  # type: ignore[arg-type]
+        self.training.plan([[0], [1]])
+
+
+@pytest.mark.parametrize(("depth", "seconds"), [(3, 400 * 5 + 300 * 6 + 300 * 10), (1, 5000)])
+def test_steps_are_planned_by_the_time_of_each_depth(
+    depth: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, depth=depth)
+    assert clock.depths == [each for each in range(1, depth + 1) for _ in range(2)]
+    clock.training.steps = 1000
+    assert clock.training.seconds_of(1000) == pytest.approx(seconds)
+    assert clock.training.steps_in(seconds) == 1000
+    assert clock.training.steps_in(seconds - 1) == 999
+    assert clock.training.steps_in(seconds * 2) == 1000
+    assert clock.training.steps_in(-1) == 0
+
+
+@pytest.mark.parametrize(
+    ("slower", "steps"),
+    [
+        (lambda done: 1.0, 1000),
+        (lambda done: 5.0 if done < 30 else 1.0, None),  # at the beginning only
+        (lambda done: 1.0 if done < 500 else 3.0, None),
+        (lambda done: 1.0 if done < 900 else 9.0, None),
+    ],
+)
+def test_a_training_ends_in_time_whatever_the_machine_does(
+    slower: Callable[[int], float], steps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, rates = Clock(monkeypatch), list[float]()
+    made = clock.training
+    made.steps, clock.slower, clock.now = 1000, slower, 0.0
+    clock.depths.clear()
+    until = made.seconds_of(1000)
+    for _ in made.run(until=until):
+        rates.append(made._optimizer.param_groups[0]["lr"])
+    longest = 10 * slower(made.done)
+    assert until - 2 * longest <= clock.now <= until + longest or made.done == 1000
+    assert made.done == made.steps == len(rates)
+    assert steps in (None, made.done)
+    assert {*clock.depths} == {1, 2, 3}
+    assert rates[-1] < 0.1 * training.RATE, "the rate falls to its end"
+    made.steps = 1000
+    assert not [*made.run(until=clock.now)][1:], "one step at most is done when the time is over"
+
+
+def test_a_trend_needs_measurements_that_are_clear() -> None:
+    rising = [(1000 * 2**index, 1.5 + 0.2 * index) for index in range(4)]
+    trend = Trend.of([*rising, (16000, 2.31)])
+    assert trend is not None
+    assert trend.at(32000) == pytest.approx(2.5, abs=0.02)
+    assert Trend.of(rising[:3]) is None
+    assert Trend.of([(tokens, 2.2 + 0.1 * (-1) ** index) for index, (tokens, _) in enumerate(rising)]) is None
+
+
+def test_a_loss_that_is_not_finite_stops_and_changes_nothing() -> None:
+    made, (given, table) = network(), batch()
+    given.logs[0, 4] = torch.nan
+    batches = SimpleNamespace(epoch=lambda texts, *, seed: [[0, 1]], batch=lambda texts: given)
+    run = Training(made, table, batches, [0, 1])  # type: ignore[arg-type]
+    run.plan([[0, 1]])
+    run.steps, before = 3, {name: each.clone() for name, each in made.state_dict().items()}
+    with pytest.raises(ExportError, match="loss of step 1 is not finite"):
+        list(run.run())
+    assert run.done == 0
+    assert all(torch.equal(before[name], each) for name, each in made.state_dict().items())
