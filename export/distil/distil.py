@@ -212,10 +212,10 @@ class Distillation:
         with load(request.root, adapters=self._adapter is not None) as pair, stage as step:
             (before, _), began = _sizes(known), monotonic()
             first = len(known) + TOGETHER  # texts that are written together: one alone has no time of its own
-            read, answers, positions, shown, most = 0, 0, 0, 0, inf
+            read, answers, positions, shown, tokens, most = 0, 0, 0, 0, wanted or 0, inf
 
             def advance(text: Text) -> bool:
-                nonlocal read, answers, positions, shown, most
+                nonlocal read, answers, positions, shown, tokens, most
                 read, answers, positions = read + 1, answers + len(text.answer), positions + len(text.tokens)
                 now = monotonic()
                 if read == first or (wanted and positions >= most):
@@ -227,7 +227,9 @@ class Distillation:
                 done = answers if wanted else int(now - self._started)
                 step(done - shown)
                 shown = done
-                return answers < wanted if wanted else read < first or (now < until and positions < most)
+                if wanted:
+                    return answers < wanted
+                return read < first or (now < until and positions < most and answers < tokens)
 
             write_texts(pair, short_enough(pair, prompts), path, advance=advance, adapter=request.adapter)
             if most == inf:

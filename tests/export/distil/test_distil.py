@@ -6,27 +6,37 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="the export extras are not installed")
 
+import torch
 
-from edgedecode import SamplingOptions, SessionOptions, load
+from edgedecode import Pair, SamplingOptions, SessionOptions, load
 from edgedecode.cli import main
 from edgedecode.errors import InputError
-from edgedecode.export.distil.distil import Distillation, DistilRequest
-from edgedecode.export.distil.labels import Labels, label_type, labelled
-from edgedecode.export.distil.plan import DistilPlan
+from edgedecode.export.distil.acceptance import Acceptance
+from edgedecode.export.distil.distil import Distillation, DistilRequest, Progress
+from edgedecode.export.distil.kinds.head_kind import HeadKind
+from edgedecode.export.distil.kinds.head_network import HeadSizes
+from edgedecode.export.distil.kinds.kind import Started
+from edgedecode.export.distil.labels import Labels, label_type, labelled, use_only
+from edgedecode.export.distil.plan import DistilPlan, Needs, distil_plan
 from edgedecode.export.distil.speed import speed_ups, tokens_a_round
 from edgedecode.export.distil.texts import (
     HELD_OUT,
+    MOST_ANSWER,
     MOST_PROMPT,
+    TOGETHER,
     Text,
     bundled_prompts,
     read_texts,
     short_enough,
+    without_shared,
     write_texts,
 )
 from edgedecode.export.heads.layouts import read_head
@@ -40,6 +50,7 @@ from tests.peft_folders import write_peft
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1500
+NEEDS = Needs(HeadSizes(256, 4, 2, 64, 512, 8192, 1e-6, 10000.0), 1 << 20, layers=3, width=768)
 UNSEEN = Path(__file__).parents[3] / "bench" / "unseen.jsonl"
 CHILD = """
 import sys
@@ -127,18 +138,86 @@ def test_a_head_is_trained_that_guesses_what_a_new_one_does_not(
     assert not any(path.name == "target.gguf" for path in out.iterdir())
 
 
-@pytest.mark.serial
-def test_minutes_take_no_more_disk_than_planned(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first texts are written together: the time of one alone says nothing of how many there will be."""
-    planned, out = list[DistilPlan](), tmp_path / "head"
+def test_no_more_disk_is_taken_than_planned(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while a state is replaced by the next one, either."""
+    planned, taken, out = list[DistilPlan](), list[int](), tmp_path / "head"
+    save = torch.save
+
+    def saved(*given: object) -> None:
+        save(*given)
+        taken.append(sum(path.stat().st_size for path in out.rglob("*")))
+
+    monkeypatch.setattr(torch, "save", saved)
     monkeypatch.setattr("edgedecode.export.distil.distil.MOST_EPOCHS", 1)
     request = DistilRequest(pack, out, minutes=0.5)
-    Distillation(request, Stages(), planned=planned.append, report=lambda progress: None).run()
+    Distillation(request, Stages(), planned=planned.append).run()
     (plan,) = planned
     size = Manifest.load(pack).vocabulary_size
     written = sum(len(text.answer) for text in read_texts(out / "texts.jsonl", vocabulary_size=size))
-    assert written > plan.tokens / 20
-    assert sum(path.stat().st_size for path in out.iterdir()) <= plan.disk_nbytes
+    assert written <= plan.tokens + MOST_ANSWER
+    assert len(taken) > 1
+    assert max(taken) <= plan.disk_nbytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "loading", "first", "others"),
+    [
+        ({"minutes": 1.0}, 1.0, 8.0, 8.0),
+        ({"minutes": 1.0}, 1.0, 20.0, 1.0),
+        ({"minutes": 1.0}, 30.0, 8.0, 8.0),
+        ({"minutes": 1.0}, 1.0, 90.0, 1.0),
+        ({"minutes": 1.0}, 1.0, 1.0, 20.0),
+        ({"tokens": 20000}, 1.0, 8.0, 8.0),
+    ],
+    ids=["even", "busy at first", "busy while loading", "one batch takes too long", "busy later", "tokens"],
+)
+def test_the_planned_texts_are_not_exceeded(
+    limit: dict[str, float],
+    loading: float,
+    first: float,
+    others: float,
+    pack: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Texts become longer, and batches take these seconds."""
+    now, planned, out = 0.0, list[DistilPlan](), tmp_path / "head"
+    monkeypatch.setattr("edgedecode.export.distil.distil.monotonic", lambda: now)
+
+    def loaded(*given: object, **more: object) -> Pair:
+        nonlocal now
+        now += loading
+        return load(*given, **more)  # type: ignore[arg-type]
+
+    def written(
+        pair: Pair, prompts: object, path: Path, *, advance: Callable[[Text], bool], adapter: str | None
+    ) -> None:
+        nonlocal now
+        with path.open("wb") as file:
+            for number in count():
+                if number % TOGETHER == 0:
+                    now += first if number == 0 else others
+                longer = number > 3 * TOGETHER
+                text = Text((1,) * 40 * (1 + 11 * longer), (2,) * 100 * (1 + 2 * longer), 0.0)
+                file.write(text.line)
+                if not advance(text):
+                    return
+
+    monkeypatch.setattr("edgedecode.export.distil.distil.load", loaded)
+    monkeypatch.setattr("edgedecode.export.distil.distil.write_texts", written)
+    with Distillation(DistilRequest(pack, out, **limit), Stages(), planned=planned.append) as work:
+        target = SimpleNamespace(rows=8192)
+        monkeypatch.setattr(work.kind, "needs", lambda target: NEEDS)
+        texts = work._texts(out / "texts.jsonl", target)  # type: ignore[arg-type]
+    plan = planned[-1]
+    assert (len(planned) > 1) is ("tokens" in limit), "it is planned again where the texts become longer"
+    assert len(texts) >= TOGETHER, "what is written at once is kept"
+    assert sum(len(text.answer) for text in texts) <= plan.tokens + MOST_ANSWER
+    positions = sum(len(text.tokens) for text in texts)
+    sizes = {"target_nbytes": 0, "made_nbytes": Manifest.load(pack).files["target/weights.bin"].nbytes}
+    assert (
+        plan.disk_nbytes >= distil_plan(NEEDS, vocabulary_size=8192, tokens=0, positions=positions, **sizes).disk_nbytes
+    )
 
 
 def child(pack: Path, out: Path, *more: str) -> list[str]:
@@ -212,6 +291,65 @@ def test_the_command_says_what_it_does_and_leaves_a_slower_pack_as_it_was(
     assert not [path for path in (tmp_path / "head").iterdir() if path.is_dir()]
 
 
+def test_no_text_is_trained_on_whose_prompt_is_held_out() -> None:
+    texts = [Text((1, 2), (3,), 0.0, held_out=True), Text((1, 2), (4,), 0.8), Text((1, 3), (4,), 0.8)]
+    assert without_shared(texts) == [texts[0], texts[2]]
+
+
+def test_the_best_result_is_kept(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, written = list[Progress](), list[int]()
+    monkeypatch.setattr("edgedecode.export.distil.distil.EPOCHS", 1)
+    monkeypatch.setattr("edgedecode.export.distil.distil.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("edgedecode.export.distil.batches.POSITIONS", 512)
+
+    def measured(*_: object) -> dict[str, Acceptance]:
+        return {"": Acceptance(10, [max(0, 5 - abs(len(lines) - 1)), 0, 0, 0, 0, 0])}
+
+    write = HeadKind.write
+
+    def note(kind: HeadKind, folder: Path, started: Started) -> None:
+        written.append(len(lines))
+        write(kind, folder, started)
+
+    monkeypatch.setattr("edgedecode.export.distil.distil.measure", measured)
+    monkeypatch.setattr(HeadKind, "write", note)
+    request = DistilRequest(pack, tmp_path / "head", tokens=TOKENS)
+    with Distillation(request, Stages(), report=lines.append) as work:
+        work.run()
+    assert len(lines) > 3
+    assert written == [0, 1]
+    with Distillation(replace(request, resume=True), Stages(), report=lines.append) as work:
+        work.run()
+    assert written == [0, 1]
+
+
+def test_texts_that_the_minutes_do_not_suffice_to_read_are_left_out(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out = tmp_path / "answers.jsonl", tmp_path / "head"
+    given.write_text("".join(f'{{"prompt": [1, {index}], "answer": [3, 4, 5]}}\n' for index in range(200)))
+    now = 0.0
+
+    def later() -> float:
+        nonlocal now
+        now += 0.25
+        return now
+
+    monkeypatch.setattr("edgedecode.export.distil.distil.monotonic", later)
+    monkeypatch.setattr("edgedecode.export.distil.distil.MOST_EPOCHS", 1)
+    request = DistilRequest(pack, out, minutes=0.5, answers=given)
+    with Distillation(request, Stages()) as work:
+        work.run()
+    read = (out / "labels.bin").stat().st_size // label_type(3 * 256).itemsize // 5
+    assert 60 < read < 120
+    before = (out / "model.safetensors").read_bytes()
+    (out / "labels.bin").write_bytes((out / "labels.bin").read_bytes()[:-9])
+    with Distillation(replace(request, resume=True), Stages()) as work:
+        work.run()
+    assert (out / "model.safetensors").read_bytes() == before
+    assert (out / "labels.bin").stat().st_size == read * 5 * label_type(3 * 256).itemsize
+
+
 def test_tokens_a_round_are_counted_by_text(pack: Path, tmp_path: Path) -> None:
     with load(pack) as pair:
         write_texts(pair, bundled_prompts(), tmp_path / "texts.jsonl", advance=enough(3, []))
@@ -225,15 +363,18 @@ def test_tokens_a_round_are_counted_by_text(pack: Path, tmp_path: Path) -> None:
 def test_labels_of_other_texts_are_written_again_and_never_trained_on(tmp_path: Path) -> None:
     one, other = (Text((1, 2), (3, each), 0.0) for each in (4, 5))
     path = tmp_path / "labels.bin"
-    assert labelled(path, [one, one], width=6, is_trained=False) == 0
+    assert labelled(path, [one, one], width=6, is_trained=False) == (0, 2)
     with path.open("ab") as file:
         file.write(bytes(7 * label_type(6).itemsize))
-    assert labelled(path, [one, one], width=6, is_trained=True) == 1
+    assert labelled(path, [one, one], width=6, is_trained=True) == (1, 2)
     assert path.stat().st_size == 4 * label_type(6).itemsize
     with pytest.raises(InputError, match="are not those of its training"):
         labelled(path, [other, one], width=6, is_trained=True)
-    assert labelled(path, [one, one], width=6, is_trained=True) == 1
-    assert labelled(path, [other, one], width=6, is_trained=False) == 0
+    assert labelled(path, [one, one], width=6, is_trained=True) == (1, 2)
+    use_only(path, 1)
+    assert labelled(path, [one, one], width=6, is_trained=True) == (1, 1)
+    assert labelled(path, [one, one], width=6, is_trained=False) == (1, 2)
+    assert labelled(path, [other, one], width=6, is_trained=False) == (0, 2)
 
 
 def test_a_target_of_few_positions_writes_shorter_texts(pack: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from edgedecode.export.distil.distil import Distillation, DistilRequest
 from edgedecode.export.distil.texts import HELD_OUT
 from edgedecode.export.distil.training import Training
 from edgedecode.export.stages import Stages
+from edgedecode.memory.pressure import FreeMemory
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
@@ -109,6 +111,29 @@ def test_an_interruption_says_how_to_go_on(
     more = ["--tokens", "8"] if stage == "writing answers" else ["--answers", str(given)]
     assert main(["distil", str(pack), *more, "--out", str(tmp_path / "head")]) == 130
     assert "with --resume goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("what", "message"), [("disk", "of disk, "), ("memory", "of memory, 1.0 MB are free: end")])
+def test_a_work_that_memory_or_disk_is_too_small_for_is_refused_before_it_begins(
+    what: str,
+    message: str,
+    pack: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if what == "disk":
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
+    else:
+        monkeypatch.setattr("edgedecode.export.distil.distil.free_memory", lambda: FreeMemory(10**6, 10**9))
+        monkeypatch.setattr("edgedecode.export.distil.distil.resident_nbytes", lambda: 0)
+    given = tmp_path / "answers.jsonl"
+    given.write_text("".join(f'{{"prompt": [1, {index}], "answer": [3, 4]}}\n' for index in range(2 * HELD_OUT)))
+    assert main(["distil", str(pack), "--answers", str(given), "--out", str(tmp_path / "head")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "tokens of answers" in error, "the plan is told, too"
+    assert not (tmp_path / "head" / "labels.bin").exists()
 
 
 def test_a_state_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
