@@ -217,6 +217,7 @@ class Network(RecurrentLayers):
         size = self.metadata.per_layer
         if not size or not layers:
             return
+        self.weights.check_served(PER_LAYER_TABLE)
         parts = [LAYER_ROWS] if len(layers) == len(self.layers) else [f"{LAYER_ROWS}.own", f"{LAYER_ROWS}.rest"]
         if len(parts) > 1 and not picked:
             sizes = self._constant(np.array([len(layers) * size, (len(self.layers) - len(layers)) * size], np.int64))
