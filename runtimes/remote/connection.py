@@ -130,7 +130,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
-        for each in (self._open, self._streams):
+        for each in (self._open, self._streams, self._rest):
             if each is not None:
                 with suppress(OSError):
                     each.close()
@@ -234,7 +234,8 @@ class Connection:
                 pass
         except (OSError, http.client.HTTPException, ValueError):
             return False
-        rest.close()  # only then may the next request be sent
+        finally:
+            rest.close()  # only then may the next request be sent
         return not rest.will_close
 
     def _wait_until(self, deadline: float) -> None:
