@@ -66,7 +66,10 @@ class Shield:
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: those flagged special, `<|...|>`, and tags that the template's source has."""
+    """The control tokens of a tokenizer: those flagged special, `<|...|>`, and tags that the template's source has.
+
+    `texts` are their names, `tags` the names of tags that the model's own text may spell.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, source: str) -> None:
         """inner: must not change afterwards. source: the chat template's text."""
@@ -78,14 +81,15 @@ class ControlTokens:
             for token in self._added.values()
             if token.content.strip() and (token.special or token.content in tags or _MARKER.fullmatch(token.content))
         ]
-        self._texts = {token.content for token in control}
-        ordinary = {token.content for token in self._added.values()} - self._texts
-        self._found = _any_of(self._texts)
+        self.texts = {token.content for token in control}
+        ordinary = {token.content for token in self._added.values()} - self.texts
+        self._found = _any_of(self.texts)
         self._normalizer = inner.normalizer if any(token.normalized for token in control) else None
-        self._keys = {_key(each) for text in self._texts for each in (text, self._normalized(text)) if each.strip()}
+        self._keys = {_key(each) for text in self.texts for each in (text, self._normalized(text)) if each.strip()}
         self._ordinary = [text for text in ordinary if self._keys.intersection(text)]
         special = {token.content for token in control if token.special}
-        self._own = [text for text in tags - special if not _MARKER.fullmatch(text) and self._keys.intersection(text)]
+        self.tags = {text for text in tags - special if not _MARKER.fullmatch(text)}
+        self._own = [text for text in self.tags if self._keys.intersection(text)]
 
     def shield(self, texts: Iterable[str]) -> Shield | None:
         """Return what shields a conversation of these texts; None: no control token can come of them."""
@@ -129,7 +133,7 @@ class ControlTokens:
         while word:
             tokens = self._inner.model.tokenize(word)
             spelled = (
-                word.find(token.value) for token in tokens if token.value in self._texts and len(token.value) > 1
+                word.find(token.value) for token in tokens if token.value in self.texts and len(token.value) > 1
             )
             cut = next((place + 1 for place in spelled if place >= 0), len(word))
             if cut == len(word):

@@ -103,6 +103,10 @@ class Pieces:
         except ValueError:
             return None
 
+    def spells_bytes(self, token: str) -> bool:
+        """Return whether a token of `Layout.BYTES` is spelled in the byte alphabet."""
+        return all(character in self._alphabet for character in token)
+
     def is_single_byte(self, token: str) -> bool:
         """Return whether a token stands for one byte, in any layout."""
         if self.layout is Layout.BYTES:

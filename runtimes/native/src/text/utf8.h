@@ -1,0 +1,30 @@
+// UTF-8, checked: which bytes make a character.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace edgedecode {
+
+struct Utf8 {
+  enum Kind { kCharacter, kInvalid, kPartial } kind;
+  size_t length;  // of the character, of the longest part of one that it could have been, or of what there is
+};
+
+// What begins at `place`, as the Unicode standard counts replacement characters (3.9, U+FFFD substitution).
+inline Utf8 utf8_at(std::string_view text, size_t place) {
+  const auto byte = [&](size_t n) { return static_cast<uint8_t>(text[n]); };
+  const uint8_t first = byte(place);
+  if (first < 0x80) return {Utf8::kCharacter, 1};
+  if (first < 0xc2 || first > 0xf4) return {Utf8::kInvalid, 1};
+  const size_t more = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+  uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  for (size_t n = 1; n <= more; ++n, least = 0x80, most = 0xbf) {
+    if (place + n == text.size()) return {Utf8::kPartial, n};
+    if (byte(place + n) < least || byte(place + n) > most) return {Utf8::kInvalid, n};
+  }
+  return {Utf8::kCharacter, more + 1};
+}
+
+}  // namespace edgedecode
