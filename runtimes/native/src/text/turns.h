@@ -18,23 +18,29 @@ class Turns {
   // What native.json has under "turns". Throws manifest_error.
   explicit Turns(const Json& turns);
 
-  // A conversation up to the assistant's header: an optional system message, then user and assistant in turn, the
-  // last one the user's. Throws input_error for another order.
+  // A conversation up to the assistant's header: maybe a system message, then user and assistant in turn, the last one
+  // the user's. Throws input_error for another order.
   Rendered render(const std::vector<Message>& messages) const;
 
  private:
-  // How a role's content is written: stripped at its ends, and behind a thought.
+  // How a role's content is written.
   struct Writing {
-    bool left = false, right = false;
-    std::string thought_end, thought_strip;  // after the last `thought_end`, without these characters before it
+    std::string thought_end;  // the content begins behind the last of these, and behind `thought_strip`; "": nowhere
+    std::string thought_strip;
+    bool left = false, right = false;  // stripped of white space
   };
-  static Writing writing(const Json& json, const std::string& what);
-  static std::string written(const Writing& how, const std::string& content);
+  // The template's texts between messages: of the first turn, and of later ones.
+  struct Between {
+    std::string first, later;
+  };
+  static Between between(const Json& turns, const char* name);
+  static Writing writing(const Json& turns, const char* role);
+  static void add(const Writing& how, const Message& message, Rendered& text);
 
-  // The template's texts before a message: without and with a system message.
-  std::string start_, system_, user_after_system_, user_, assistant_first_, assistant_, end_first_, end_;
-  Writing writings_[3];
-  bool empty_system_ = false;
+  std::string start_, before_system_, behind_system_, before_last_system_;
+  Between answer_, question_, end_;
+  bool system_last_ = false;  // the system message stands in the last turn
+  Writing system_, user_, assistant_;
 };
 
 }  // namespace edgedecode
