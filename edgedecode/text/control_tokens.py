@@ -132,9 +132,7 @@ class ControlTokens:
         """Yield the tokens of a word, which is cut where the model's own vocabulary spells a control token."""
         while word:
             tokens = self._inner.model.tokenize(word)
-            spelled = (
-                word.find(token.value) for token in tokens if token.value in self.texts and len(token.value) > 1
-            )
+            spelled = (word.find(token.value) for token in tokens if token.value in self.texts and len(token.value) > 1)
             cut = next((place + 1 for place in spelled if place >= 0), len(word))
             if cut == len(word):
                 yield from (token.id for token in tokens)

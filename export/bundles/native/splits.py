@@ -22,7 +22,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 """What a `ByteLevel` step with `use_regex` splits by."""
 MARKED = "\u2581[^\u2581]*|[^\u2581]+"
 """What a `Metaspace` step with `split` splits by, behind its replacement of spaces."""
-MOST_CLASSES = 64
+MOST_CLASSES = MOST_SETS = 64
 RUN, EITHER, JUMP, AHEAD, NOT_AHEAD, MATCH = range(6)
 WHOLE = 16
 """Added to RUN: what it took it keeps."""
@@ -37,7 +37,9 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CHARACTER = re.compile(r"\\x\{\w+\}|\\[^pPxsSdDwWhHbBGzZAkg0-9]|[^\\]", re.DOTALL)
-_PART = re.compile(rf"\\[pP]\{{\^?\w+\}}|\\[sSdDwWhH]|(?:{_CHARACTER.pattern})(?:-(?:{_CHARACTER.pattern}))?", re.DOTALL)
+_PART = re.compile(
+    rf"\\[pP]\{{\^?\w+\}}|\\[sSdDwWhH]|(?:{_CHARACTER.pattern})(?:-(?:{_CHARACTER.pattern}))?", re.DOTALL
+)
 Members = npt.NDArray[np.bool_]
 Instruction = tuple[int, int, int, int]
 """Kind, set, and two numbers: the least and most of a run, or where to go."""
@@ -68,13 +70,18 @@ class Programs:
             if np.array_equal(members, other):
                 return index
         self.sets.append(members)
+        if len(self.sets) > MOST_SETS:
+            raise ExportError(f"the pre-tokenizer has more than {MOST_SETS} sets of characters")
         return len(self.sets) - 1
 
     def classes(self) -> tuple[npt.NDArray[np.uint8], list[int]]:
         """Return every code point's class, and every set's classes as the bits of a number."""
-        classes = np.zeros(CODES, np.int64)
-        for members in self.sets:
-            classes = np.unique(classes * 2 + members, return_inverse=True)[1]
+        signatures = np.zeros(CODES, np.uint64)
+        for bit, members in enumerate(self.sets):
+            signatures |= members.astype(np.uint64) << np.uint64(bit)
+        changes = np.flatnonzero(np.diff(signatures, prepend=~signatures[:1]))  # neighbours are mostly alike
+        runs = np.unique(signatures[changes], return_inverse=True)[1]
+        classes = np.repeat(runs, np.diff(changes, append=CODES))
         if classes.max() >= MOST_CLASSES:
             raise ExportError(f"the pre-tokenizer tells more than {MOST_CLASSES} kinds of characters apart")
         masks = [sum(1 << int(each) for each in np.unique(classes[members])) for members in self.sets]
@@ -215,7 +222,9 @@ def _part(text: str, *, ignore_case: bool) -> Members:
         alike = _alike()
         for letter in map(chr, np.flatnonzero(members[:128])):
             pattern = pre_tokenizers.Split(tokenizers.Regex(f"(?i:{re.escape(letter)})"), "removed")
-            members[[ord(each) for each in alike.get(letter.casefold(), "") if not pattern.pre_tokenize_str(each)]] = True
+            members[[ord(each) for each in alike.get(letter.casefold(), "") if not pattern.pre_tokenize_str(each)]] = (
+                True
+            )
     return members
 
 

@@ -19,6 +19,7 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .normal_forms import FormTables, form_tables
 from .splits import CODES, compile_steps
+from .turns import turns_of
 
 FILE = "tokenizer.bin"
 _MAGIC, _VERSION, _ALIGNMENT = b"edtokens", 1, 8
@@ -61,6 +62,16 @@ class _Marks:
     composes: bool
 
 
+def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> dict[str, object]:
+    """Write a tokenizer's tables into a folder; return what native.json has of it and of its chat template.
+
+    name: for errors. Raises ExportError for a tokenizer or a template that the native library cannot do.
+    """
+    turns = turns_of(tokenizer.chat_template, name=name)
+    write_tokenizer(tokenizer, folder / FILE, name=name)
+    return {"tokenizer": FILE, "turns": turns.as_json()}
+
+
 def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     """Write a tokenizer's tables. name: for errors. Raises ExportError for one that the library cannot do."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.definition)
@@ -72,7 +83,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     byte_level = pieces.layout is Layout.BYTES
     if byte_level == marks.marked or byte_level != any(step["type"] == "ByteLevel" for step in steps):
         raise ExportError(f"{name} splits text into other tokens than its decoder joins, {_LACKS}")
-    texts = _texts(pieces, model, tokenizer.size, byte_level=byte_level)
+    texts = _texts(pieces, tokenizer.size, byte_level=byte_level)
     programs = compile_steps(steps, marked=marks.marked, name=name)
     classes, masks = programs.classes()
     code = [(kind, mask, *rest) for kind, mask, *rest in programs.code]
@@ -149,7 +160,7 @@ def _marks(normalizer: Sequence[Mapping[str, object]], steps: Sequence[Mapping[s
     return _Marks(marked, when, composes)
 
 
-def _texts(pieces: Pieces, model: _Model, size: int, *, byte_level: bool) -> list[bytes]:
+def _texts(pieces: Pieces, size: int, *, byte_level: bool) -> list[bytes]:
     """Return what each token is spelled as, in the bytes that it stands for where all tokens are bytes."""
     return [pieces.bytes_of(id) if byte_level else (pieces.token(id) or "").encode() for id in range(size)]
 

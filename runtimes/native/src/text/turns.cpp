@@ -1,6 +1,7 @@
 #include "turns.h"
 
 #include <ctime>
+#include <string_view>
 
 #include "../errors.h"
 #include "spaces.h"
@@ -42,8 +43,9 @@ Turns::Between Turns::between(const Json& turns, const char* name) {
 Turns::Writing Turns::writing(const Json& turns, const char* role) {
   const Json& found = member(member(turns, "writing"), role);
   Writing how;
-  how.left = member(found, "left").boolean(kWhat);
+  how.left = member(found, "left").string(kWhat);
   how.right = member(found, "right").boolean(kWhat);
+  how.early = member(found, "early").boolean(kWhat);
   how.thought_end = member(found, "thought_end").string(kWhat);
   how.thought_strip = member(found, "thought_strip").string(kWhat);
   return how;
@@ -60,7 +62,9 @@ Turns::Turns(const Json& turns) try
       system_last_(member(turns, "system_last").boolean(kWhat)),
       system_(writing(turns, "system")),
       user_(writing(turns, "user")),
-      assistant_(writing(turns, "assistant")) {
+      user_behind_system_(writing(turns, "user_behind_system")),
+      assistant_(writing(turns, "assistant")),
+      latest_(writing(turns, "latest")) {
 } catch (const Error& error) {
   throw manifest_error(std::string(error.what()) + ": package the model again");
 }
@@ -75,13 +79,23 @@ void Turns::add(const Writing& how, const Message& message, Rendered& text) {
     place += next.length;
   }
   size_t start = 0, stop = content.size();
-  const size_t thought = how.thought_end.empty() ? std::string::npos : content.rfind(how.thought_end);
+  const auto begin = [&](const std::string& what) {
+    if (what == "newlines") while (start < stop && content[start] == '\n') ++start;
+    else if (what != "nothing") start = spaces_stop(content, start, stop, true);
+  };
+  const auto strip = [&] {
+    begin(how.left);
+    if (how.right) stop = spaces_start(content, start, stop, true);
+  };
+  if (how.early) strip();
+  const std::string_view shown = std::string_view(content).substr(start, stop - start);
+  const size_t thought = how.thought_end.empty() ? std::string::npos : shown.rfind(how.thought_end);
   if (thought != std::string::npos) {
-    start = thought + how.thought_end.size();
-    while (start < stop && how.thought_strip.find(content[start]) != std::string::npos) ++start;
+    start += thought + how.thought_end.size();
+    begin(how.thought_strip);
+    if (how.thought_strip == "both") stop = spaces_start(content, start, stop, true);
   }
-  if (how.left) start = spaces_stop(content, start, stop, true);
-  if (how.right) stop = spaces_start(content, start, stop, true);
+  if (!how.early) strip();
   text.add_message(content.substr(start, stop - start), message.role == "assistant");
 }
 
@@ -95,23 +109,23 @@ Rendered Turns::render(const std::vector<Message>& messages) const {
                       "'s: after a system message user and assistant take turns");
   }
   Rendered text;
-  const auto add_system = [&](const std::string& before) {
-    text.add(dated(before));
-    add(system_, messages[0], text);
-    text.add(dated(behind_system_));
-  };
-  if (system && (!system_last_ || count == 2)) add_system(before_system_);
-  else text.add(dated(start_));
+  const size_t last = count - 1, system_place = system && system_last_ ? last : first;
+  if (!system || system_place != 1) text.add(dated(start_));
   for (size_t n = first; n < count; ++n) {
     const bool begins = n < first + 2;
     if ((n - first) % 2) {
       text.add(begins ? answer_.first : answer_.later);
-      add(assistant_, messages[n], text);
-      if (system && system_last_ && n + 2 == count) add_system(before_last_system_);
-      else text.add(begins ? question_.first : question_.later);
-    } else {
-      add(user_, messages[n], text);
+      add(n + 1 == last ? latest_ : assistant_, messages[n], text);
+      if (!system || !system_last_ || n + 1 != last) text.add(begins ? question_.first : question_.later);
+      continue;
     }
+    const bool behind = system && n == system_place;
+    if (behind) {
+      text.add(dated(n == 1 ? before_system_ : before_last_system_));
+      add(system_, messages[0], text);
+      text.add(dated(behind_system_));
+    }
+    add(behind ? user_behind_system_ : user_, messages[n], text);
   }
   text.add(count == first + 1 ? end_.first : end_.later);
   return text;

@@ -23,11 +23,13 @@ class Turns {
   Rendered render(const std::vector<Message>& messages) const;
 
  private:
-  // How a role's content is written.
+  // How a role's content is written: stripped, and without a thought.
   struct Writing {
-    std::string thought_end;  // the content begins behind the last of these, and behind `thought_strip`; "": nowhere
-    std::string thought_strip;
-    bool left = false, right = false;  // stripped of white space
+    std::string left;  // what is stripped of its start: "nothing", "newlines", "left" (white space)
+    bool right = false;
+    bool early = false;         // stripped before the thought is cut
+    std::string thought_end;    // the content begins behind the last of these; "": with its start
+    std::string thought_strip;  // of what is behind it: as `left`, and "both" for both ends
   };
   // The template's texts between messages: of the first turn, and of later ones.
   struct Between {
@@ -40,7 +42,7 @@ class Turns {
   std::string start_, before_system_, behind_system_, before_last_system_;
   Between answer_, question_, end_;
   bool system_last_ = false;  // the system message stands in the last turn
-  Writing system_, user_, assistant_;
+  Writing system_, user_, user_behind_system_, assistant_, latest_;
 };
 
 }  // namespace edgedecode

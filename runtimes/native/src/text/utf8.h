@@ -22,6 +22,8 @@ inline Utf8 utf8_at(std::string_view text, size_t place) {
   uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   for (size_t n = 1; n <= more; ++n, least = 0x80, most = 0xbf) {
     if (place + n == text.size()) return {Utf8::kPartial, n};
+    const bool surrogate = first == 0xed && n == 1 && byte(place + 1) >= 0xa0 && byte(place + 1) <= 0xbf;
+    if (surrogate && place + 2 == text.size()) return {Utf8::kPartial, 2};  // Python's decoder waits for its third byte
     if (byte(place + n) < least || byte(place + n) > most) return {Utf8::kInvalid, n};
   }
   return {Utf8::kCharacter, more + 1};
