@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,8 @@ class _Model:
         for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if state.get(key):
                 raise ExportError(f"{name} has the setting {key}={state[key]!r}, {_LACKS}")
-        merges = [tuple(each.split(" ", 1)) if isinstance(each, str) else tuple(each) for each in state["merges"]]
-        return cls(state["vocab"], merges, bool(state.get("ignore_merges")))
+        merges = [each.split(" ", 1) if isinstance(each, str) else each for each in state["merges"]]
+        return cls(state["vocab"], [(left, right) for left, right in merges], bool(state.get("ignore_merges")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     leading, trailing = _around(inner, name)
     stripped = sum(int(str(step["start"])) for step in component_steps(inner.decoder) if step["type"] == "Strip")
     facts = [tokenizer.size, byte_level, model.whole_words, stripped, marks.marked, marks.when, marks.composes]
-    tables = [
+    tables: list[npt.NDArray[Any]] = [
         _numbers(facts),
         *_joined(texts),
         np.array(flags, np.uint8),
@@ -112,7 +113,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     _write(path, tables)
 
 
-def _write(path: Path, tables: Sequence[npt.NDArray[np.generic]]) -> None:
+def _write(path: Path, tables: Sequence[npt.NDArray[Any]]) -> None:
     header = bytearray(_MAGIC + np.array([_VERSION, len(tables)], "<u4").tobytes())
     body, start = bytearray(), len(header) + 16 * len(tables)
     for table in tables:
@@ -137,7 +138,7 @@ def _blocks(values: _Bytes) -> tuple[npt.NDArray[np.uint16], _Bytes]:
     return places.astype(np.uint16).ravel(), blocks.ravel()
 
 
-def _form_tables(forms: FormTables | None) -> tuple[npt.NDArray[np.generic], ...]:
+def _form_tables(forms: FormTables | None) -> tuple[npt.NDArray[Any], ...]:
     if forms is None:
         return (*_blocks(np.zeros(CODES, np.uint8)), *(_numbers([]) for _ in range(3)))
     return (*_blocks(forms.forms), forms.decomposed, forms.parts, forms.composed)

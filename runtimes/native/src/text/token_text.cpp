@@ -19,7 +19,8 @@ std::string TokenText::push(const Ids& ids) {
     } else if (tokenizer_->flagged(id, Tokenizer::kByte)) {
       run_ += data;
     } else {
-      text += run() + stripped(data);
+      text += run();
+      text += stripped(data);
     }
   }
   return text;
