@@ -27,6 +27,7 @@ from edgedecode.sessions.draft_models import preferred_drafters, role_of
 from edgedecode.user_notices import notice
 
 from ..stages import Stages
+from .text_file import write_text
 
 NAME = "native.json"
 FORMAT, VERSION = "edgedecode-native", 1
@@ -45,6 +46,7 @@ class NativeFolder:
     generation: Generation
     end_ids: tuple[int, ...]
     tokenizer: str
+    turns: Mapping[str, Any]
     models: Mapping[str, NativeModel]
     files: Mapping[str, FileEntry]
 
@@ -74,13 +76,13 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
         manifest.check_same_tokens("package --native")
         engine = find_runtime(_ENGINE)
         assert isinstance(engine, NativeRuntime)
-        size = pack_tokenizer(manifest, pack, Budget()).size
+        tokenizer = pack_tokenizer(manifest, pack, Budget())
         if manifest.adapters:
             notice(f"the adapters {', '.join(manifest.adapters)} stay behind: the native library takes none yet")
         check_place(out, nbytes=2 * sum(manifest.weights_nbytes(role) for role in manifest.models) + _MORE_NBYTES)
         with new_folder(out) as root:
-            models = _write_models(engine, manifest, pack, root, stages=stages, size=size, kv_type=kv_type)
-            shutil.copyfile(pack / manifest.tokenizer, root / "tokenizer.json")
+            text = write_text(tokenizer, root, name=f"{manifest.name}: the pack")
+            models = _write_models(engine, manifest, pack, root, stages=stages, size=tokenizer.size, kv_type=kv_type)
             if (licenses := pack / "licenses").is_dir():
                 shutil.copytree(licenses, root / "licenses")
             with stages.stage("listing"):
@@ -90,7 +92,8 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
                     vocabulary_size=manifest.vocabulary_size,
                     generation=manifest.generation,
                     end_ids=tuple(sorted(manifest.end_ids)),
-                    tokenizer="tokenizer.json",
+                    tokenizer=text.tokenizer,
+                    turns=text.turns,
                     models=models,
                     files=_listed(root),
                 )

@@ -11,9 +11,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from edgedecode.errors import ExportError
-from edgedecode.export.bundles.native.text_file import FILE, write_text, write_tokenizer
-from edgedecode.export.bundles.native.turns import conversations, turns_of
 from edgedecode.export.gguf.pretokenizers import KNOWN, splits_of
+from edgedecode.export.native.text_file import FILE, write_text, write_tokenizer
+from edgedecode.export.native.turns import conversations, turns_of
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.messages import Message
@@ -214,11 +214,11 @@ def test_conversations_have_the_same_text_and_ids(native_check: Check, tmp_path:
     source = TEMPLATES.get(name) or (BUNDLED_PACK / "chat_template.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, bos_token="<|endoftext|>")
     tokenizer = Tokenizer(_bundled(), chat_template=template)
-    facts = write_text(tokenizer, tmp_path, name="the pack")
-    (tmp_path / "turns.json").write_text(json.dumps(facts["turns"]), encoding="utf-8")
+    written = write_text(tokenizer, tmp_path, name="the pack")
+    (tmp_path / "turns.json").write_text(json.dumps(written.turns), encoding="utf-8")
     some = [*conversations(200, seed=1)]
     lines = [{"turns": [[each.role, each.content] for each in messages]} for messages in some]
-    arguments = (str(tmp_path / str(facts["tokenizer"])), str(tmp_path / "turns.json"))
+    arguments = (str(tmp_path / written.tokenizer), str(tmp_path / "turns.json"))
     controls = 0
     for messages, found in zip(some, native_check("tokenizer", *arguments, lines=lines), strict=True):
         text = tokenizer.render([Message(each.role, each.content) for each in messages])

@@ -1,4 +1,4 @@
-// A model's tokenizer: text to ids and back. The file is what export/bundles/native/text_file.py writes.
+// A model's tokenizer: text to ids and back. The file is what export/native/text_file.py writes.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// A chat template as turns: what export/bundles/native/turns.py found out, and checked, about the pack's template.
+// A chat template as turns: what export/native/turns.py found out, and checked, about the pack's template.
 #pragma once
 
 #include <string>

@@ -63,14 +63,22 @@ class _Marks:
     composes: bool
 
 
-def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> dict[str, object]:
-    """Write a tokenizer's tables into a folder; return what native.json has of it and of its chat template.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What native.json has of a tokenizer and of its chat template."""
+
+    tokenizer: str
+    turns: dict[str, object]
+
+
+def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> Text:
+    """Write a tokenizer's tables into a folder, and find out its chat template's turns.
 
     name: for errors. Raises ExportError for a tokenizer or a template that the native library cannot do.
     """
     turns = turns_of(tokenizer.chat_template, name=name)
     write_tokenizer(tokenizer, folder / FILE, name=name)
-    return {"tokenizer": FILE, "turns": turns.as_json()}
+    return Text(FILE, turns.as_json())
 
 
 def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
