@@ -86,7 +86,7 @@ void check(ort::Status* status, const std::string& what) {
   throw capability_error(what + ": ONNX Runtime: " + first_line(found));
 }
 
-void open_library(Engine& found, const std::string& library) {
+void load_engine_into(Engine& found, const std::string& library) {
   if (found.env != nullptr) {
     if (library != found.library)
       throw capability_error("this process runs " + found.library + " already: give it as the engine, not " + library);
@@ -176,11 +176,14 @@ void Binding::output(const char* name, const Value& value) {
   check(ort::call(kBindOutput, binding_, name, static_cast<const ort::Value*>(value.get())), name);
 }
 
-std::unique_ptr<Session> Session::open(const std::string& library, const std::string& graph, int threads, int64_t arena,
-                                       int64_t region, int64_t folded) {
+void load_engine(const std::string& library) {
+  std::lock_guard<std::mutex> lock(engine().opening);
+  load_engine_into(engine(), library);
+}
+
+std::unique_ptr<Session> Session::open(const std::string& graph, int threads, int64_t arena, int64_t region, int64_t folded) {
   Engine& found = engine();
   std::lock_guard<std::mutex> lock(found.opening);
-  open_library(found, library);
   ort::Options* options = nullptr;
   check(ort::call(kCreateSessionOptions, &options), graph);
   const std::unique_ptr<ort::Options, void (*)(ort::Options*)> held(

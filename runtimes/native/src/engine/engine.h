@@ -49,14 +49,15 @@ class Binding {
   ort::Binding* binding_ = nullptr;
 };
 
+// Opens the engine, which stays; library: its path or name. Throws capability_error.
+void load_engine(const std::string& library);
+
 // An open graph on the processor, with an allocator of its own.
 class Session {
  public:
-  // Opens the engine at first, which stays. library: its path or name. arena: the allocator's limit, region: its first
-  // piece, in bytes. folded: the most bytes of a folded constant. Throws manifest_error for a damaged graph,
-  // capability_error without an engine.
-  static std::unique_ptr<Session> open(const std::string& library, const std::string& graph, int threads, int64_t arena,
-                                       int64_t region, int64_t folded);
+  // The engine must be loaded. threads: the most of a node. arena: the allocator's limit, region: its first piece, in
+  // bytes. folded: the most bytes of a folded constant. Throws capability_error for a graph that the engine refuses.
+  static std::unique_ptr<Session> open(const std::string& graph, int threads, int64_t arena, int64_t region, int64_t folded);
   ~Session();
   std::unique_ptr<Binding> bind() const;
   void run(const Binding& binding, const std::string& what) const;  // throws budget_exceeded, capability_error

@@ -54,7 +54,7 @@ Mapped::~Mapped() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(nbytes_));
 }
 
-OnnxModel::OnnxModel(const PackedModel& facts, const std::string& library, int threads, Budget& budget, MappedFiles& files)
+OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, MappedFiles& files)
     : facts_(facts), threads_(threads), budget_(budget) {
   const int64_t workspace = facts.workspace_nbytes + threads * facts.thread_nbytes;
   const size_t width = static_cast<size_t>(facts.rows_per_pass);
@@ -77,7 +77,7 @@ OnnxModel::OnnxModel(const PackedModel& facts, const std::string& library, int t
     struct stat found = {};
     if (stat(facts.weights.c_str(), &found) == 0) folded = std::max<int64_t>(folded, 2 * found.st_size);
   }
-  session_ = Session::open(library, facts.graph, threads, facts.arena_nbytes, facts.workspace_nbytes, folded);
+  session_ = Session::open(facts.graph, threads, facts.arena_nbytes, facts.workspace_nbytes, folded);
   for (const auto& each : facts.tiles) {
     std::shared_ptr<Mapped>& file = files[each.second];
     if (file == nullptr) file = std::make_shared<Mapped>(each.second);

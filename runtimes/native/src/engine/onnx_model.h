@@ -46,8 +46,8 @@ struct HeadRows {
 
 class OnnxModel : public LanguageModel {
  public:
-  // library: the engine's. Leases before it allocates.
-  OnnxModel(const PackedModel& facts, const std::string& library, int threads, Budget& budget, MappedFiles& files);
+  // The engine must be loaded. Leases before it allocates.
+  OnnxModel(const PackedModel& facts, int threads, Budget& budget, MappedFiles& files);
   const ModelCard& card() const override { return card_; }
   const PackedModel& facts() const { return facts_; }
   std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;

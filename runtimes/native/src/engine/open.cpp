@@ -9,6 +9,7 @@ OpenModels::OpenModels(PackManifest found, MemoryPlan fitted)
 
 std::unique_ptr<OpenModels> open_models(const std::string& folder, const OpenOptions& options, const SessionNeeds& needs) {
   PackManifest pack = PackManifest::read(folder);
+  load_engine(options.engine);  // counts as what the process holds
   MemoryPlan plan = plan_memory(pack, options, needs, resident_nbytes());
   const std::string drafting = plan.draft == nullptr ? "" : plan.draft->name;
   auto found = std::make_unique<OpenModels>(std::move(pack), std::move(plan));
@@ -17,7 +18,7 @@ std::unique_ptr<OpenModels> open_models(const std::string& folder, const OpenOpt
     found->leases.push_back(found->budget.reserve(found->plan.holders[i].name, found->plan.holders[i].nbytes));
   MappedFiles files;
   const auto open = [&](const PackedModel& model) {
-    return std::make_unique<OnnxModel>(model, options.engine, found->plan.threads, found->budget, files);
+    return std::make_unique<OnnxModel>(model, found->plan.threads, found->budget, files);
   };
   found->target = open(*found->pack.find("target"));
   if (found->plan.draft == nullptr) return found;
