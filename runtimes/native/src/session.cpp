@@ -101,8 +101,8 @@ Pack::Pack(const std::string& folder, const Json& options) : process_(getpid()) 
   const PackManifest manifest = PackManifest::read(folder);
   const Json* verify = options.find("verify");
   if (verify && verify->boolean("verify")) manifest.verify();
+  tokenizer_ = Tokenizer::open(manifest.tokenizer);  // first: the plan counts what the process holds
   models_ = open_models(folder, open_options(options), session_needs(manifest));
-  tokenizer_ = Tokenizer::open(manifest.tokenizer);
   if (const Json* turns = manifest.json.find("turns")) turns_ = std::make_unique<Turns>(*turns);
   ends_.insert(manifest.end_ids.begin(), manifest.end_ids.end());
   if (const Json* file = options.find("experience")) read_experience(file->string("experience"));
@@ -118,7 +118,8 @@ Pack::Pack(const std::string& folder, const Json& options) : process_(getpid()) 
 Json Pack::plan(const std::string& folder, const std::string& options) {
   const PackManifest manifest = PackManifest::read(folder);
   const Json given = options_of(options, "options");
-  const MemoryPlan plan = plan_memory(manifest, open_options(given), session_needs(manifest), resident_nbytes());
+  const MemoryPlan plan = plan_memory(manifest, open_options(given), session_needs(manifest),
+                                      resident_nbytes() + (engine_version().empty() ? kLibraryNbytes : 0));
   Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
   return Json::Object{{"total", plan.total()},       {"limit", plan.limit},     {"context", plan.context},
                       {"threads", plan.threads},     {"cuts", cuts},            {"drafts", plan.draft != nullptr},
