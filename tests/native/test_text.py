@@ -296,3 +296,12 @@ def test_damaged_files_are_refused(native_build: Path, tmp_path: Path) -> None:
         assert done.returncode == 1
         assert reason in done.stderr.decode()
         assert done.stderr.decode().strip().endswith("package the model again")
+
+
+def test_damage_is_an_error_and_no_crash(native_check: Check, tmp_path: Path) -> None:
+    """Two seconds; with -DEDGEDECODE_SANITIZE and more time it is what looks for faults."""
+    written = write_text(Tokenizer(byte_level()), tmp_path, name="the pack")
+    (tmp_path / "turns.json").write_text(json.dumps(written.turns), encoding="utf-8")
+    (found,) = native_check("fuzz-text", str(tmp_path / FILE), str(tmp_path / "turns.json"), "1", "2", lines=[])
+    assert min(found["opened"], found["refused"]) > 0
+    assert found["texts"] > found["failed"]
