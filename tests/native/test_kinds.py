@@ -55,6 +55,7 @@ def opened(root: Path, out: Path, entries: Mapping[str, ModelEntry]) -> Models:
         generation=Generation(end_token_ids=(0,)),
         end_ids=(0,),
         tokenizer="tokenizer.json",
+        turns={},
         models=written,
         files={name: file_entry(out / name) for name in names},
     )
