@@ -68,8 +68,7 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--draft",
         metavar="MODEL",
-        help="draft model for a GGUF file: another GGUF model, best one with the same tokenizer; `edgedecode list` "
-        "names those",
+        help="draft model for a GGUF file: another of `edgedecode list`, best with its tokenizer",
     )
     group.add_argument(
         "--runtime",

@@ -10,7 +10,7 @@ from edgedecode.errors import ManifestError
 
 from .contents import Contents
 
-KINDS: tuple[str, ...] = (BYTE_LEVEL := "gpt2", "llama", GEMMA4 := "gemma4")
+KINDS: tuple[str, ...] = (BYTE_LEVEL := "gpt2", SCORED := "llama", GEMMA4 := "gemma4")
 """Byte-level BPE, which has a pre-tokenizer; SentencePiece's scored BPE; the same with merges for scores."""
 PRETOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),

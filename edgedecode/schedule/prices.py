@@ -64,6 +64,11 @@ class Prices:
         """Return the cost of one more drafted token: its row in the target's pass; its drafting in a fixed width."""
         return step if self._table.widths else (self._table.c(length + 2) - self._curve[2]) / length
 
+    @property
+    def padded(self) -> bool:
+        """Whether passes have fixed widths, as on an NPU and over a network."""
+        return bool(self._table.widths)
+
     def slack(self, length: int, most: int) -> int:
         """Return a draft length up to `most` tokens longer, unless the next row is dearer than the ones before it."""
         if not (widths := self._table.widths):

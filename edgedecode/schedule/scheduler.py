@@ -50,8 +50,9 @@ SLACK = 1
 STOP_LOSS = 1.0
 """Baseline rounds that the arm in use may lose before it is dropped. Higher: reacts later to a text that changed."""
 DEAR, DEAR_SHARE = 1.6, 0.05
-"""If the shortest draft's round takes so many baseline rounds, as over a network, an exploratory one waits until the
-answer is so long that this share of it pays for it: the accounts would let a short answer take twice its time."""
+"""If passes have fixed widths, as over a network, and the shortest draft's round takes so many baseline rounds, an
+exploratory one waits until the answer is so long that this share of it pays for it: the accounts would let a short answer
+take twice its time."""
 DOUBT_EVERY = 256
 """Tokens between two probes that the accounts pay for because the machine's speed changed: on a machine that is never
 quiet these cost less than 1%."""
@@ -222,7 +223,7 @@ class Scheduler:
     def _explore(self, arms: Sequence[_Arm], prices: Prices) -> Plan | None:
         """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
         best, most, allowed = None, SWITCH, math.inf
-        if prices.round(1) > DEAR:
+        if prices.padded and prices.round(1) > DEAR:
             allowed = DEAR_SHARE * (self._emitted + HORIZON)
         for arm in arms:
             if self.ledger.funds(arm.account) <= 0:

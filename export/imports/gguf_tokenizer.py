@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.gguf.tokenizer_kinds import BYTE_LEVEL, REMEDY, tokenizer_fault
+from edgedecode.gguf.tokenizer_kinds import BYTE_LEVEL, REMEDY, SCORED, tokenizer_fault
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import reason_of
@@ -130,7 +130,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
 
 
 def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
-    if not vocabulary.scores and not vocabulary.merges:
+    if not vocabulary.scores and (vocabulary.model == SCORED or not vocabulary.merges):
         raise ExportError(f"{name} has no token scores: {REMEDY}")
     marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []

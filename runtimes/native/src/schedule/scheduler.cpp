@@ -10,7 +10,6 @@ namespace {
 
 // Reasons for these values: schedule/scheduler.py.
 constexpr double kSwitch = 1.05, kHope = 0.7, kStopLoss = 1.0, kAskingShare = 0.02;
-constexpr double kDear = 1.6, kDearShare = 0.05;
 constexpr int kExploredLength = 2, kHorizon = 4, kReadWindow = 32, kMissed = 16, kDoubtEvery = 256;
 constexpr int kCold = 7, kMostRest = 128;
 constexpr const char* kProbing = "probing";
@@ -139,8 +138,7 @@ const Plan* Scheduler::best(const std::vector<Arm>& arms) {
 // The plan of an exploratory draft by the most promising arm whose account can pay for it.
 std::optional<Plan> Scheduler::explore(const std::vector<Arm>& arms, const Prices& prices) {
   std::optional<Plan> found;
-  double most = kSwitch, allowed = INFINITY;
-  if (prices.round(1, Rate()) > kDear) allowed = kDearShare * static_cast<double>(emitted_ + kHorizon);
+  double most = kSwitch;
   for (const Arm& arm : arms) {
     const std::string& name = arm.plan.drafter;
     if (ledger_->funds(name) <= 0) continue;
@@ -160,7 +158,7 @@ std::optional<Plan> Scheduler::explore(const std::vector<Arm>& arms, const Price
     }
     hope.speed_up = with_prefill(hope.speed_up, reading, arm.horizon);
     const double price = prices.round(hope.length, rate) - 1 + reading;
-    if (hope.speed_up > most && std::min(allowed, ledger_->funds(name)) >= price) {
+    if (hope.speed_up > most && ledger_->funds(name) >= price) {
       found = made_plan(hope.length, name, "exploring");
       found->read_max = arm.plan.read_max;
       most = hope.speed_up;

@@ -169,7 +169,7 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
     job.value_scales = value_scales.data();
     job.parents = parents == nullptr ? nullptr : parents->data();
     job.y = y.data();
-    job.rows = from.size();
+    job.rows = job.appended = from.size();
     job.heads = heads;
     job.kv_heads = kv_heads;
     job.size = size;
