@@ -209,7 +209,7 @@ def test_planned_weights_of_several_block_types_are_the_tiles(gguf_opener: GgufO
     assert 0 <= served.nbytes - tiles < 4096 * len(matrices)
     budget = Budget()
     with closing(open_entry(entry, root, budget=budget)):
-        assert 0 < sum_of(budget, "weights:") - served.nbytes < 4 * MIB
+        assert 0 < sum_of(budget, "weights:") - served.nbytes < 5 * MIB
 
 
 def gguf_alone(gguf_opener: GgufOpener, quantization: str, architecture: str = "qwen2") -> tuple[Path, ModelEntry]:

@@ -196,7 +196,8 @@ def test_export_refuses_weights_too_large_for_float16(model: Path, tmp_path: Pat
 def test_export_refuses_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> None:
     byte_fallback().save(str(model / "tokenizer.json"))
     with pytest.raises(
-        IncompatiblePair, match=r"different tokenizers .id 0 is .*: take one of the target's family, or pair their GGUF files"
+        IncompatiblePair,
+        match=r"different tokenizers .id 0 is .*: take one of the target's family, or pair their GGUF files",
     ):
         export(llama, tmp_path / "pack", draft=model)
     assert not (tmp_path / "pack").exists()
