@@ -28,8 +28,9 @@ class MappedModel(WrappedModel):
         shared = np.flatnonzero(ids >= 0)
         rows = ids[shared]
         self._rows = slice(len(rows)) if (rows == np.arange(len(rows))).all() else rows  # a view where it is enough
-        card = replace(model.card, rows=len(rows), vocabulary_size=len(ids), token_ids=shared)
-        self.card = replace(card, lora_rank=0, lora_modules=())
+        self.card = replace(
+            model.card, rows=len(rows), vocabulary_size=len(ids), token_ids=shared, lora_rank=0, lora_modules=()
+        )
 
     def forward(
         self,

@@ -5,6 +5,7 @@ from pathlib import Path
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause
 from edgedecode.memory.budget import PROCESS, TOKENIZER, Budget, Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
+from edgedecode.sampling.row_draw import SCRATCH_NBYTES
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import CACHE_NBYTES, Tokenizer
 
@@ -15,8 +16,8 @@ READING_SHARE = 18
 """Memory to load a tokenizer, as a multiple of its file's size: 13 to 17.4 were measured."""
 HELD_SHARE = 9
 """Memory that a tokenizer keeps, likewise."""
-ROW_NBYTES = 32
-"""Memory for sampling from a row, per token, at most: as `memory_plan.SCRATCH_NBYTES`, and a map to another id."""
+_ROW_NBYTES = SCRATCH_NBYTES + 8
+"""Memory for sampling from a row, per token, and for a map to another id."""
 
 
 def process_nbytes(budget: Budget) -> int:
@@ -48,7 +49,7 @@ def draft_tokenizer_holder(manifest: Manifest) -> Holder:
     if draft is None or not draft.own_tokenizer:
         return Holder(f"tokenizer:{DRAFT}", 0)
     held = HELD_SHARE * manifest.files[draft.own_tokenizer].nbytes
-    return Holder(f"tokenizer:{DRAFT}", held + CACHE_NBYTES + ROW_NBYTES * draft.rows)
+    return Holder(f"tokenizer:{DRAFT}", held + CACHE_NBYTES + _ROW_NBYTES * draft.rows)
 
 
 def draft_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:

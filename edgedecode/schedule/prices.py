@@ -72,8 +72,9 @@ class Prices:
     def slack(self, length: int, most: int) -> int:
         """Return a draft length up to `most` tokens longer, unless the next row is dearer than the ones before it."""
         if not (widths := self._table.widths):
-            row = self._table.c(length + 2) - self._table.c(length + 1)
-            return length + most * (row * (length - 1) <= KNEE * (self._table.c(length + 1) - self._curve[2]))
+            last, after = self._table.c(length + 1), self._table.c(length + 2)
+            dearer = (after - last) * (length - 1) > KNEE * (last - self._curve[2])
+            return length if dearer else length + most
         from .fixed_widths import fixed_width
 
         return min(length + most, max(length, fixed_width(length + 1, widths) - 1))

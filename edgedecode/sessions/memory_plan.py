@@ -34,7 +34,7 @@ from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, HEAD, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_tokenizer import draft_tokenizer_holder
-from edgedecode.sampling.row_draw import RowDraw, row_draw_of
+from edgedecode.sampling.row_draw import SCRATCH_NBYTES, RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import FULL, preferred_drafters
 from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead
 from edgedecode.text.encoder import prompts_holder
@@ -43,10 +43,6 @@ from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:  # what fits is asked of a plan, or where a session does not
     from edgedecode.memory.planner import Bounds, Choice, MemoryPlan
-
-SCRATCH_NBYTES = 3 * 8 + 4
-"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
-with a trimmed draft one float32 row scattered to the full vocabulary."""
 
 
 def sampling_holder(size: int, row_draw: RowDraw) -> Holder:

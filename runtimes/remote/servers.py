@@ -15,6 +15,8 @@ from .connection import Connection, Refused, TargetFailed
 from .token_stream import Write, write_ids, write_ollama, write_text
 
 _LOST = 409
+_MOST_PARTS = 16
+"""Parts of characters that llama-server may put first, one after the other, before its row is given up."""
 Rows: TypeAlias = list[tuple[IntArray, FloatArray]]
 """The ids after each token, likeliest first, and their logits up to a constant of the row, float32."""
 
@@ -118,11 +120,12 @@ def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
     """
     body = {"prompt": asked.tokens, "n_predict": 1, "n_probs": asked.top, "temperature": 0, "cache_prompt": True}
     excluded: list[list[int | bool]] = []
-    while True:
+    for _ in range(_MOST_PARTS):
         found: Any = connection.post("/completion", {**body, "return_tokens": True, "logit_bias": excluded})
         if told := found.get("completion_probabilities"):
             return [_row((top["id"], top["logprob"]) for top in told[0]["top_logprobs"])]
         excluded = [*excluded, [found["tokens"][0], False]]
+    raise LookupError("no probabilities beside any token")
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,23 @@ def test_garbage_in_a_stream_is_told(events: bytes, said: str) -> None:
         text_of(device)
 
 
+def test_a_llama_server_without_any_probabilities_is_given_up(pair: Pair) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/tokenize":
+            return 200, {"tokens": pair.tokenizer.encode(body["content"])}
+        asked.append(path)
+        return 200, {"content": "", "tokens": [5]}
+
+    with answering(answer) as url, remote(url, kind="llama-server") as device:
+        warm = SamplingOptions(temperature=0.9, top_k=1)
+        refused = pytest.raises(EdgeDecodeError, match="does not answer as such a server does")
+        with device.session(SessionOptions(sampling=warm)) as session, refused:
+            session.generate(STORY, max_tokens=1)
+    assert asked.count("/completion") == 16
+
+
 def test_characters_of_several_tokens_arrive_whole_from_llama_server(pair: Pair) -> None:
     """It leaves out the ids before a character is complete, and the probabilities beside such a token."""
     fox = pair.tokenizer.encode("🦊")

@@ -36,3 +36,19 @@ def test_a_target_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     with pytest.raises(SystemExit, match="2"):
         run("package", "demo", "--out", tmp_path / "folder")
     assert "--target --native" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--native", "--ctx-size", "77"), "--ctx-size goes with --target: leave it out with --native"),
+        (("--native", "--app-id", "com.example.duck"), "--app-id goes with --target"),
+        (("--native", "--test-tokens", "32"), "--test-tokens goes with --target"),
+        (("--target", "android-cpu", "--kv-type", "int8"), "--kv-type goes with --native: leave it out with --target"),
+    ],
+)
+def test_options_of_the_other_kind_are_refused(
+    words: tuple[str, ...], said: str, refusal: Refusal, tmp_path: Path
+) -> None:
+    assert said in refusal("package", "demo", *words, "--out", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

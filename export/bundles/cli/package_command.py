@@ -7,6 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
+from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
@@ -15,6 +16,10 @@ from ..request import TARGETS, PackageRequest, check_package_name, device_of, re
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
+
+_APP_ID, _TEST_TOKENS = "com.example.edgedecode", 32
+_OF_BUNDLES = ("device_memory", "soc", "ctx_size", "profile", "app_id", "prompts", "test_tokens")
+"""Options without a meaning for the native library's folder."""
 
 
 class PackageCommand:
@@ -44,14 +49,13 @@ class PackageCommand:
         parser.add_argument(
             "--kv-type",
             choices=("float32", "int8"),
-            default="float32",
             help="of --native's KV cache (default: float32)",
         )
         test = parser.add_argument_group("app and self-test")
-        test.add_argument("--app-id", default="com.example.edgedecode", metavar="NAME", help="default: %(default)s")
+        test.add_argument("--app-id", metavar="NAME", help=f"default: {_APP_ID}")
         test.add_argument("--prompts", type=Path, metavar="FILE", help="self-test prompts as jsonl (default: bundled)")
         test.add_argument(
-            "--test-tokens", type=positive_count, default=32, metavar="N", help="of an answer (default: %(default)s)"
+            "--test-tokens", type=positive_count, metavar="N", help=f"of an answer (default: {_TEST_TOKENS})"
         )
         add_json(parser)
 
@@ -59,6 +63,10 @@ class PackageCommand:
         from ...cli.display import live_stages
         from ..package import make_bundle
 
+        for name in _OF_BUNDLES if arguments.native else ("kv_type",):
+            if getattr(arguments, name) is not None:
+                place, other = ("--target", "--native") if arguments.native else ("--native", "--target")
+                raise InputError(f"--{name.replace('_', '-')} goes with {place}: leave it out with {other}")
         if arguments.native:
             return _native(arguments)
         with quiet(debug=arguments.debug):
@@ -76,7 +84,9 @@ def _native(arguments: Namespace) -> int:
     from ...native.folder import write_native_folder
 
     with quiet(debug=arguments.debug), notices_shown(), live_stages() as stages:
-        folder = write_native_folder(find_pack(arguments.pack), arguments.out, stages, kv_type=arguments.kv_type)
+        folder = write_native_folder(
+            find_pack(arguments.pack), arguments.out, stages, kv_type=arguments.kv_type or "float32"
+        )
     nbytes = sum(each.nbytes for each in folder.files.values())
     print(f"{arguments.out}: {folder.name} for the native library, {format_nbytes(nbytes)}")
     if arguments.json:
@@ -92,12 +102,12 @@ def _read(arguments: Namespace) -> PackageRequest:
         target=TARGETS[arguments.target],
         out=arguments.out,
         device=device_of(memory, chips[0].models[0] if chips else ""),
-        package=check_package_name(arguments.app_id),
+        package=check_package_name(_APP_ID if arguments.app_id is None else arguments.app_id),
         socs=chips,
         context=arguments.ctx_size,
         prompts=arguments.prompts,
         profile=arguments.profile,
-        tokens=arguments.test_tokens,
+        tokens=arguments.test_tokens or _TEST_TOKENS,
     )
 
 
