@@ -9,7 +9,7 @@ from .cost_table import WIDEST, CostTable
 from .draft_cost import GUESS
 
 KNEE = 1.5
-"""A row that costs so many times the mean of those before it is dearer for the kernels' tiles, not by noise."""
+"""If the next row costs this many times the mean of the rows before it, the kernels' tiles cause it, not noise."""
 
 
 def step_seconds(costs: CostModel, context_tokens: int) -> float | None:

@@ -50,9 +50,9 @@ SLACK = 1
 STOP_LOSS = 1.0
 """Baseline rounds that the arm in use may lose before it is dropped. Higher: reacts later to a text that changed."""
 DEAR, DEAR_SHARE = 1.6, 0.05
-"""If passes have fixed widths, as over a network, and the shortest draft's round takes so many baseline rounds, an
-exploratory one waits until the answer is so long that this share of it pays for it: the accounts would let a short
-answer take twice its time."""
+"""For passes of fixed width, as over a network: if a round with one drafted token costs more than `DEAR` plain rounds,
+exploration waits until it costs at most `DEAR_SHARE` of the answer so far. The ledger alone would let exploration
+double the time of a short answer."""
 DOUBT_EVERY = 256
 """Tokens between two probes that the accounts pay for because the machine's speed changed: on a machine that is never
 quiet these cost less than 1%."""

@@ -116,7 +116,7 @@ class Training:
         self.seconds = tuple(found)
 
     def seconds_of(self, steps: int) -> float:
-        """Return what is left of so many steps, as planned."""
+        """Return the seconds that the rest of the training takes if it has this many steps in all."""
         shares = pairwise((*DEEPER_FROM[: self.network.depth], 1.0))
         return sum(
             seconds * max(0.0, end * steps - max(self.done, begin * steps))
@@ -124,7 +124,7 @@ class Training:
         )
 
     def steps_in(self, left: float) -> int:
-        """Return how many steps of those planned there are if the rest may take so long, as planned."""
+        """Return how many steps fit in all, at most those planned, if the rest may take `left` seconds."""
         return self.done + bisect_right(range(self.done + 1, self.steps + 1), left, key=self.seconds_of)
 
     def save(self, path: Path) -> None:

@@ -57,7 +57,7 @@ EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 /* Facts of an open pack as JSON: name, context, models, drafters, memory by holder, threads. The caller frees it. */
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
-/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "adapter" (name),
+/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text),
  * "drafter" and "draft_max" (as `generate --drafter` and `--draft-max`), "seed", "ignore_eos", and every sampling option of
  * the command line by its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
@@ -87,8 +87,9 @@ EDGEDECODE_API int32_t edgedecode_rewind(edgedecode_session* session, int32_t tu
 EDGEDECODE_API int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level);
 
 /* Restricts an answer, for example with llguidance's C interface. `mask`: writes the allowed ids as bits, `words`
- * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `forced`: writes
- * up to `most` ids that must follow, returns how many. All are called from the thread of `edgedecode_generate`. */
+ * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `rollback`: takes
+ * back this many tokens, returns 0. `forced`: writes up to `most` ids that must follow, returns how many. All are called
+ * from the thread of `edgedecode_generate`. */
 typedef struct edgedecode_constraint {
   void* user;
   int (*mask)(void* user, uint32_t* bits, size_t words);
