@@ -3,7 +3,7 @@
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +141,7 @@ def test_memory_given_back_changes_no_text(pack: NativePack) -> None:
     session = pack.session(seed=5, temperature=0.7)
     session.generate(message=PROMPTS[0], max_tokens=MOST, seed=5)
     first = session.tokens()
+    named = pack.session(seed=5, temperature=0.7, drafter="trim")
     assert pack.trim(0) == 0
     assert session.rewind(0) == 0
     gone: list[int] = []
@@ -150,8 +151,11 @@ def test_memory_given_back_changes_no_text(pack: NativePack) -> None:
     assert session.rewind(0) == 0
     session.generate(message=PROMPTS[0], max_tokens=MOST, seed=5)
     assert session.tokens() == first
-    assert gone[0] >= 0
+    assert gone[0] > 0
+    named.generate(message=PROMPTS[0], max_tokens=MOST, seed=5)
+    assert named.tokens() == first
     session.close()
+    named.close()
 
 
 def test_cancelled_answers(pack: NativePack) -> None:
@@ -239,8 +243,16 @@ def test_bad_options(pack: NativePack, folder: Path) -> None:
         library.open(folder, engine=str(ENGINE), memory=1000)
     with pytest.raises(NativeError, match="unknown option window"):
         library.plan(folder, window=3)
-    with pytest.raises(NativeError):
+    with pytest.raises(NativeError, match="is no packaged folder"):
         library.plan(folder / "nowhere")
     plan = library.plan(folder, context=512)
     assert plan["total"] == sum(plan["holders"].values())
     assert plan["context"] == 512
+
+
+@pytest.mark.parametrize("words", [("--plan", "--seed", "1"), ("--json", "--info"), ("--info", "why"), ("--seed",)])
+def test_the_program_refuses_what_it_would_ignore(native_build: Path, folder: Path, words: Sequence[str]) -> None:
+    command = [str(native_build / "edgedecode-run"), str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: edgedecode-run")

@@ -85,7 +85,8 @@ class Answers {
     setting.sampler = sampler_.get();
     setting.noise = &noise_;
     setting.drafting = drafting_.get();
-    if (asked.at("constrained", "request").boolean("constrained")) setting.constraint = &constraint, setting.kind = "{}";
+    if (asked.at("constrained", "request").boolean("constrained"))
+      setting.constraint = &constraint, setting.kind = "{}";
     setting.ends = &ends_;
     setting.clock = [this] { return clock_.now(); };
     Stats stats;

@@ -1,5 +1,5 @@
-// `edgedecode-check model FOLDER ENGINE [OPTIONS]`: runs a model's passes as lines of JSON say, and writes digests of what
-// they give. `edgedecode-check pack FOLDER`: reads a folder; `edgedecode-check plan FOLDER OPTIONS`: its memory.
+// `edgedecode-check model FOLDER ENGINE [OPTIONS]`: runs a model's passes as lines of JSON say, and writes digests of
+// what they give. `edgedecode-check pack FOLDER`: reads a folder; `edgedecode-check plan FOLDER OPTIONS`: its memory.
 #include <map>
 
 #include "check.h"
@@ -62,10 +62,13 @@ class Runner {
 
   Json start(int64_t id, const Json& line) {
     const std::string name = line.at("model", "line").string("model");
-    LanguageModel* model = name == "target" ? models_.target.get() : name == "head" ? models_.head.get() : models_.draft.get();
+    LanguageModel* model = name == "target" ? models_.target.get()
+                           : name == "head" ? models_.head.get()
+                                            : models_.draft.get();
     if (model == nullptr) throw capability_error("there is no " + name);
     auto state = model->new_state(static_cast<int>(line.at("capacity", "line").integer("capacity")),
-                                  static_cast<int>(line.at("rows", "line").integer("rows")), line.at("tree", "line").boolean("tree"));
+                                  static_cast<int>(line.at("rows", "line").integer("rows")),
+                                  line.at("tree", "line").boolean("tree"));
     states_[id] = {model, std::move(state)};
     return Json::Object{{"capacity", states_[id].state->capacity()}};
   }
@@ -74,9 +77,10 @@ class Runner {
     const Json* given = line.find("parents");
     std::vector<int> parents;
     if (given != nullptr) parents = integers(*given);
-    const Rows rows = held.model->forward(integers(line.at("tokens", "line")), *held.state, given == nullptr ? nullptr : &parents,
-                                          integers(line.at("rows", "line")));
-    return Json::Object{{"logits", digest(rows.data, static_cast<size_t>(rows.count) * static_cast<size_t>(rows.width))}};
+    const Rows rows = held.model->forward(integers(line.at("tokens", "line")), *held.state,
+                                          given == nullptr ? nullptr : &parents, integers(line.at("rows", "line")));
+    return Json::Object{
+        {"logits", digest(rows.data, static_cast<size_t>(rows.count) * static_cast<size_t>(rows.width))}};
   }
 
   // Reads the features of the target's state "of" from "start" on, or the head's last output.
@@ -105,7 +109,8 @@ class Runner {
 };
 
 int run_model(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
-  const auto models = open_models(arguments.at(0), options_of(Json::parse(arguments.at(1), "options")), {});
+  const auto models =
+      open_models(PackManifest::read(arguments.at(0)), options_of(Json::parse(arguments.at(1), "options")), {});
   Runner runner(*models);
   std::string line;
   while (std::getline(in, line)) {
@@ -124,14 +129,19 @@ int run_plan(const std::vector<std::string>& arguments, std::istream& in, std::o
   while (std::getline(in, line)) {
     try {
       const Json given = Json::parse(line, "options");
-      const PackManifest pack = PackManifest::read(given.find("folder") ? given.find("folder")->string("folder") : arguments.at(0));
+      const PackManifest pack =
+          PackManifest::read(given.find("folder") ? given.find("folder")->string("folder") : arguments.at(0));
       if (given.find("verify") != nullptr) pack.verify();
       const MemoryPlan plan = plan_memory(pack, options_of(given), {}, 10 << 20);
       Json holders = Json::Object{};
       for (const Holder& each : plan.holders) holders.set(each.name, each.nbytes);
       Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
-      out << Json(Json::Object{{"context", plan.context}, {"threads", plan.threads}, {"total", plan.total()},
-                               {"draft", plan.draft == nullptr ? "" : plan.draft->name}, {"holders", holders}, {"cuts", cuts}})
+      out << Json(Json::Object{{"context", plan.context},
+                               {"threads", plan.threads},
+                               {"total", plan.total()},
+                               {"draft", plan.draft == nullptr ? "" : plan.draft->name},
+                               {"holders", holders},
+                               {"cuts", cuts}})
                  .text()
           << "\n";
     } catch (const Error& error) {

@@ -33,7 +33,8 @@ Signals signals_of(const Json& value) {
   signals.context_tokens = whole(value, "context_tokens");
   signals.remaining_tokens = whole(value, "remaining_tokens");
   for (const Json& each : value.at("offers", "signals").array("offers"))
-    signals.offers.push_back({each.at("drafter", "offer").string("drafter"), whole(each, "length"), whole(each, "match")});
+    signals.offers.push_back(
+        {each.at("drafter", "offer").string("drafter"), whole(each, "length"), whole(each, "match")});
   for (const Json& each : value.at("unread", "signals").array("unread")) {
     const Json::Array& pair = each.array("unread");
     signals.unread.emplace_back(pair[0].string("drafter"), static_cast<int>(pair[1].integer("tokens")));

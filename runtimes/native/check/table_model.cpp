@@ -82,11 +82,13 @@ TableModel::TableModel(const std::string& tables, int vocabulary, int rows, int 
 
 std::unique_ptr<State> TableModel::new_state(int capacity, int, bool) { return std::make_unique<TableState>(capacity); }
 
-Rows TableModel::forward(const Ids& tokens, State& given, const std::vector<int>* parents, const std::vector<int>& rows) {
+Rows TableModel::forward(const Ids& tokens, State& given, const std::vector<int>* parents,
+                         const std::vector<int>& rows) {
   auto& state = static_cast<TableState&>(given);
   const int start = state.pending();
   ++*passes_;
-  for (size_t i = 0; i < tokens.size(); ++i) state.add(tokens[i], parents ? (*parents)[i] : start + static_cast<int>(i) - 1);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    state.add(tokens[i], parents ? (*parents)[i] : start + static_cast<int>(i) - 1);
   logits_.assign(rows.size() * card_.rows, NAN);
   for (size_t i = 0; i < rows.size(); ++i) {
     const int row = start + rows[i], parent = state.parents[row];
@@ -95,8 +97,9 @@ Rows TableModel::forward(const Ids& tokens, State& given, const std::vector<int>
     const int32_t before = parent >= 0 ? state.row(parent) : state.tokens.empty() ? 0 : state.tokens.back();
     for (int column = 0; column < card_.rows; ++column) {
       const int64_t id = card_.token_ids.empty() ? column : card_.token_ids[column];
-      logits_[i * card_.rows + column] = (first_[int64_t{state.row(row)} * width_ + id] + second_[int64_t{before} * width_ + id]) +
-                                         third_[int64_t{position % kPositions} * width_ + id];
+      logits_[i * card_.rows + column] =
+          (first_[int64_t{state.row(row)} * width_ + id] + second_[int64_t{before} * width_ + id]) +
+          third_[int64_t{position % kPositions} * width_ + id];
     }
   }
   return {logits_.data(), static_cast<int>(rows.size()), card_.rows};

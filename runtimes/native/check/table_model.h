@@ -1,5 +1,5 @@
-// The toy model of edgedecode/testing.py: logits from the last two tokens and the position, so that a stale cache changes
-// the text; and a virtual clock on which a pass takes its cost.
+// The toy model of edgedecode/testing.py: logits from the last two tokens and the position, so that a stale cache
+// changes the text; and a virtual clock on which a pass takes its cost.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,8 @@ struct VirtualClock {
 // tables: a file of float32 `first` [vocabulary, rows], `second` [vocabulary, rows], `third` [7, rows].
 class TableModel : public DraftHead {
  public:
-  TableModel(const std::string& tables, int vocabulary, int rows, int context, std::vector<int64_t> ids, int64_t* passes);
+  TableModel(const std::string& tables, int vocabulary, int rows, int context, std::vector<int64_t> ids,
+             int64_t* passes);
   const ModelCard& card() const override { return card_; }
   std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;
   Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override;

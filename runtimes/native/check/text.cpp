@@ -31,7 +31,8 @@ Ids ids_of(const Json& list) {
 
 // {"text", "control"}, {"prompt"} or {"turns": [[role, content], ...]} to ids; {"ids"} to the texts of a stream.
 Json answer(const Json& line, const Tokenizer& tokenizer, const Turns* turns) {
-  if (const Json* text = line.find("text")) return list(tokenizer.encode(text->string("text"), line.at("control", "line").boolean("control")));
+  if (const Json* text = line.find("text"))
+    return list(tokenizer.encode(text->string("text"), line.at("control", "line").boolean("control")));
   if (const Json* text = line.find("prompt")) return list(tokenizer.prompt(text->string("prompt")));
   if (const Json* ids = line.find("ids")) {
     TokenText stream(tokenizer);
@@ -42,7 +43,8 @@ Json answer(const Json& line, const Tokenizer& tokenizer, const Turns* turns) {
   }
   if (const Json* bytes = line.find("bytes")) {
     Json::Array found;
-    for (unsigned char each : tokenizer.bytes(static_cast<int>(bytes->integer("bytes")))) found.push_back(static_cast<int>(each));
+    for (unsigned char each : tokenizer.bytes(static_cast<int>(bytes->integer("bytes"))))
+      found.push_back(static_cast<int>(each));
     return found;
   }
   std::vector<Message> messages;
@@ -54,15 +56,17 @@ Json answer(const Json& line, const Tokenizer& tokenizer, const Turns* turns) {
 }
 
 // FILE [TURNS]: reads lines as for `answer`.
-const Registered kTokenizer("tokenizer", [](const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
-  const auto tokenizer = Tokenizer::open(arguments.at(0));
-  std::unique_ptr<Turns> turns;
-  if (arguments.size() > 1) turns = std::make_unique<Turns>(Json::parse(content(arguments[1]), "turns"));
-  for (std::string line; std::getline(in, line);) {
-    out << answer(Json::parse(line, "line"), *tokenizer, turns.get()).text() << "\n";
-  }
-  return 0;
-});
+const Registered kTokenizer("tokenizer",
+                            [](const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
+                              const auto tokenizer = Tokenizer::open(arguments.at(0));
+                              std::unique_ptr<Turns> turns;
+                              if (arguments.size() > 1)
+                                turns = std::make_unique<Turns>(Json::parse(content(arguments[1]), "turns"));
+                              for (std::string line; std::getline(in, line);) {
+                                out << answer(Json::parse(line, "line"), *tokenizer, turns.get()).text() << "\n";
+                              }
+                              return 0;
+                            });
 
 std::string damaged(std::string data, std::mt19937& random) {
   const size_t head = std::min<size_t>(data.size(), 400);
@@ -79,16 +83,19 @@ std::string damaged(std::string data, std::mt19937& random) {
   return data;
 }
 
-// FILE TURNS SEED SECONDS: opens damaged copies and uses what opens. An Error is an answer; the sanitizers see the rest.
+// FILE TURNS SEED SECONDS: opens damaged copies and uses what opens. An Error is an answer; the sanitizers see the
+// rest.
 const Registered kFuzz("fuzz-text", [](const std::vector<std::string>& arguments, std::istream&, std::ostream& out) {
-  const std::string file = content(arguments.at(0)), turns_file = content(arguments.at(1)), copy = arguments.at(0) + ".damaged";
+  const std::string file = content(arguments.at(0)), turns_file = content(arguments.at(1)),
+                    copy = arguments.at(0) + ".damaged";
   std::mt19937 random(static_cast<unsigned>(std::stoul(arguments.at(2))));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::stoi(arguments.at(3)));
   int opened = 0, refused = 0, texts = 0, failed = 0;
   while (std::chrono::steady_clock::now() < until) {
     std::ofstream(copy, std::ios::binary) << damaged(file, random);
     std::string text;
-    for (unsigned n = random() % 200; n > 0; --n) text += random() % 3 ? static_cast<char>(random() % 128) : static_cast<char>(random());
+    for (unsigned n = random() % 200; n > 0; --n)
+      text += random() % 3 ? static_cast<char>(random() % 128) : static_cast<char>(random());
     try {
       const auto tokenizer = Tokenizer::open(copy);
       ++opened;
@@ -96,22 +103,27 @@ const Registered kFuzz("fuzz-text", [](const std::vector<std::string>& arguments
         try {
           TokenText stream(*tokenizer);
           Ids ids;
-          for (int id = 0; id < 60; ++id) ids.push_back(static_cast<int32_t>(random() % 8 ? random() % 60000 : random()));
+          for (int id = 0; id < 60; ++id)
+            ids.push_back(static_cast<int32_t>(random() % 8 ? random() % 60000 : random()));
           stream.push(ids);
           stream.flush();
-          tokenizer->encode(n % 4 ? "Line " + std::to_string(n) + "\n <s> é́ 你好 \xf0\x9f\xa6\x99 가각 1234 '<|im_start|>  x" : text, n % 2);
+          tokenizer->encode(
+              n % 4 ? "Line " + std::to_string(n) + "\n <s> é́ 你好 \xf0\x9f\xa6\x99 가각 1234 '<|im_start|>  x" : text,
+              n % 2);
         } catch (const Error&) {
           ++failed;
         }
       }
       const Turns turns(Json::parse(random() % 2 ? turns_file : damaged(turns_file, random), "turns"));
-      tokenizer->encode(turns.render({{"system", text}, {"user", "u"}, {"assistant", "a</think>b"}, {"user", "<|im_end|>"}}));
+      tokenizer->encode(
+          turns.render({{"system", text}, {"user", "u"}, {"assistant", "a</think>b"}, {"user", "<|im_end|>"}}));
     } catch (const Error&) {
       ++refused;
     }
   }
   std::remove(copy.c_str());
-  out << Json(Json::Object{{"opened", opened}, {"refused", refused}, {"texts", texts}, {"failed", failed}}).text() << "\n";
+  out << Json(Json::Object{{"opened", opened}, {"refused", refused}, {"texts", texts}, {"failed", failed}}).text()
+      << "\n";
   return 0;
 });
 

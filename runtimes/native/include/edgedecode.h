@@ -11,11 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
-#define EDGEDECODE_API __declspec(dllexport)
-#else
 #define EDGEDECODE_API __attribute__((visibility("default")))
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,7 +28,7 @@ enum {
   EDGEDECODE_OVER_BUDGET = -4,  /* nothing was allocated */
 };
 
-/* The version of library and pack format, for example "0.1.0". */
+/* The library's version, for example "0.1.0". */
 EDGEDECODE_API const char* edgedecode_version(void);
 
 /* The sentence of the calling thread's last failure; "" before any. Valid until its next call. */
@@ -41,14 +37,15 @@ EDGEDECODE_API const char* edgedecode_last_error(void);
 /* Frees a string that this library returned as `char*`. */
 EDGEDECODE_API void edgedecode_free(char* text);
 
-/* How much memory opening would take, by holder, as JSON: {"total": bytes, "holders": {...}}. Allocates nothing.
- * options: see `edgedecode_open`. The caller frees the result. */
+/* How much memory opening would take, as JSON: {"total": bytes, "limit", "context", "threads", "cuts": [...], "drafts",
+ * "holders": {name: bytes}}. Opens no model. options: see `edgedecode_open`. The caller frees the result. */
 EDGEDECODE_API char* edgedecode_plan(const char* folder, const char* options);
 
 /* Opens a folder. options (JSON, or null): "engine" (ONNX Runtime's library, by default libonnxruntime.so), "memory"
- * (bytes; by default three quarters of what is available), "context" (positions; by default what fits),
- * "threads", "drafts" (true), "verify" (false: digests of all files), "experience" (a file that keeps what was learnt of
- * this device). A budget that is too small takes the context first, then the drafts. */
+ * (bytes that the process may hold; by default what it holds and three quarters of what is available), "context"
+ * (positions; by default what fits, up to 8192), "threads" (by default the fast cores, up to 8; 1 for a small
+ * model), "drafts" (true), "verify" (false: digests of all files), "experience" (a file that keeps what was learnt of
+ * this device). A budget that is too small takes the context first, unless "context" asks for it, then the drafts. */
 EDGEDECODE_API edgedecode_pack* edgedecode_open(const char* folder, const char* options);
 
 /* Closes a pack. Running answers are cancelled, open sessions are closed; their handles stay valid to close. */
@@ -57,9 +54,9 @@ EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 /* Facts of an open pack as JSON: name, context, models, drafters, memory by holder, threads. The caller frees it. */
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
-/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text),
- * "drafter" and "draft_max" (as `generate --drafter` and `--draft-max`), "seed", "ignore_eos", and every sampling option of
- * the command line by its name in the HTTP API. */
+/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "drafter"
+ * and "draft_max" (as `generate --drafter` and `--draft-max`), "seed", "ignore_eos", and every sampling option of the
+ * command line by its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
@@ -82,14 +79,15 @@ EDGEDECODE_API char* edgedecode_stats(edgedecode_session* session);
 /* Forgets the conversation, except for its first `turns` turns. Returns 0, or a negative number. */
 EDGEDECODE_API int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns);
 
-/* Gives memory back: 0 nothing, 1 what drafts hold, 2 also contexts beyond what conversations use. The text of
- * running and later answers stays the same. Returns the bytes given back. Android: `onTrimMemory`. */
+/* Gives memory back: 0 nothing, 1 draft models and what drafts hold, until the folder is opened again, 2 also the
+ * contexts of conversations without a running answer, which their next answers read again. The text of running and
+ * later answers stays the same. Returns the bytes given back, or a negative number. Android: `onTrimMemory`. */
 EDGEDECODE_API int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level);
 
 /* Restricts an answer, for example with llguidance's C interface. `mask`: writes the allowed ids as bits, `words`
- * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `rollback`: takes
- * back this many tokens, returns 0. `forced`: writes up to `most` ids that must follow, returns how many. All are called
- * from the thread of `edgedecode_generate`. */
+ * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `rollback`:
+ * takes back this many tokens, returns 0. `forced`: writes up to `most` ids that must follow, returns how many. The
+ * last two may be null. All are called from the thread of `edgedecode_generate`. */
 typedef struct edgedecode_constraint {
   void* user;
   int (*mask)(void* user, uint32_t* bits, size_t words);

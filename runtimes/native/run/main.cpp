@@ -1,6 +1,5 @@
 // edgedecode-run: the library on a command line, for boards, adb and tests. It uses the C interface alone.
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -44,6 +43,7 @@ bool read(int count, char** given, Arguments* found) {
   Json::Array stops;
   for (int i = 1; i < count; ++i) {
     const std::string word = given[i];
+    if (!found->mode.empty() && (kModes.count(word) || word == "--replay")) return false;
     if (kModes.count(word)) {
       found->mode = word;
     } else if (word.compare(0, 2, "--") == 0) {
@@ -51,7 +51,7 @@ bool read(int count, char** given, Arguments* found) {
       std::string name = word.substr(2);
       for (char& letter : name) letter = letter == '-' ? '_' : letter;
       if (name == "replay") found->mode = word, found->replay = given[i];
-      else if (name == "raw") found->raw = std::strcmp(given[i], "true") == 0;
+      else if (name == "raw") found->raw = value_of(given[i]).boolean("raw");
       else if (name == "stop") stops.push_back(given[i]);
       else if (name == "system") found->session.set(name, given[i]);
       else if (name == "max_tokens") found->request.set(name, value_of(given[i]));
@@ -65,7 +65,11 @@ bool read(int count, char** given, Arguments* found) {
   }
   if (!stops.empty()) found->request.set("stop", stops);
   if (found->mode == "--verify") found->open.set("verify", true);
-  return !found->folder.empty();
+  // What does not answer takes none of an answer's options.
+  const bool asks = found->mode.empty() || found->mode == "--json";
+  const bool given_any =
+      found->has_prompt || found->raw || found->session.text() != "{}" || found->request.text() != "{}";
+  return !found->folder.empty() && (asks || !given_any);
 }
 
 int fail(int code = EDGEDECODE_FAILED) {
@@ -90,7 +94,8 @@ Json stats_of(edgedecode_session* session) {
 using SessionHandle = std::unique_ptr<edgedecode_session, void (*)(edgedecode_session*)>;
 
 int answer(edgedecode_pack* pack, Arguments& arguments) {
-  const SessionHandle session(edgedecode_session_open(pack, arguments.session.text().c_str()), edgedecode_session_close);
+  const SessionHandle session(edgedecode_session_open(pack, arguments.session.text().c_str()),
+                              edgedecode_session_close);
   if (!session) return fail();
   if (!arguments.has_prompt) std::getline(std::cin, arguments.prompt, '\0');
   arguments.request.set(arguments.raw ? "prompt" : "message", arguments.prompt);
@@ -123,9 +128,11 @@ int replay(edgedecode_pack* pack, const Arguments& arguments) {
   for (std::string line; std::getline(file, line); ++total) {
     const Json recorded = Json::parse(line, arguments.replay);
     const Json* options = recorded.find("session");
-    const SessionHandle session(edgedecode_session_open(pack, options ? options->text().c_str() : "{}"), edgedecode_session_close);
+    const SessionHandle session(edgedecode_session_open(pack, options ? options->text().c_str() : "{}"),
+                                edgedecode_session_close);
     if (!session) return fail();
-    const int32_t count = edgedecode_generate(session.get(), recorded.at("request", "a record").text().c_str(), nullptr, nullptr);
+    const int32_t count =
+        edgedecode_generate(session.get(), recorded.at("request", "a record").text().c_str(), nullptr, nullptr);
     if (count < 0) return fail(count);
     const std::string found = stats_of(session.get()).at("tokens", "statistics").text();
     const std::string expected = recorded.at("expected", "a record").text();
@@ -137,7 +144,8 @@ int replay(edgedecode_pack* pack, const Arguments& arguments) {
 }
 
 int run(Arguments& arguments) {
-  if (arguments.mode == "--plan") return print(edgedecode_plan(arguments.folder.c_str(), arguments.open.text().c_str()));
+  if (arguments.mode == "--plan")
+    return print(edgedecode_plan(arguments.folder.c_str(), arguments.open.text().c_str()));
   const std::unique_ptr<edgedecode_pack, void (*)(edgedecode_pack*)> pack(
       edgedecode_open(arguments.folder.c_str(), arguments.open.text().c_str()), edgedecode_close);
   if (!pack) return fail();

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "errors.h"
+#include "text/utf8.h"
 
 namespace edgedecode {
 namespace {
@@ -147,12 +148,14 @@ class Parser {
       if (at_ >= text_.size()) fail("a string does not end");
       const unsigned char next = static_cast<unsigned char>(text_[at_]);
       if (next < 0x20) fail("a control character in a string");
-      if (next == '\\')
+      if (next == '\\') {
         escape(found);
-      else if (next < 0x80)
-        found += text_[at_++];
-      else
-        multibyte(found);
+        continue;
+      }
+      const Utf8 character = utf8_at(text_, at_);
+      if (character.kind != Utf8::kCharacter) fail("bytes that are not UTF-8");
+      found.append(text_, at_, character.length);
+      at_ += character.length;
     }
     return found;
   }
@@ -177,7 +180,7 @@ class Parser {
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
     if (code >= 0xd800 && code <= 0xdfff) fail("half of a surrogate pair");
-    append(found, code);
+    append_utf8(code, found);
   }
 
   uint32_t unit() {  // of `\uXXXX`, behind the backslash
@@ -194,40 +197,6 @@ class Parser {
         fail("four hexadecimal digits are missing");
     }
     return code;
-  }
-
-  static void append(std::string& found, uint32_t code) {
-    if (code < 0x80) {
-      found += static_cast<char>(code);
-    } else if (code < 0x800) {
-      found += static_cast<char>(0xc0 | code >> 6);
-      found += static_cast<char>(0x80 | (code & 0x3f));
-    } else if (code < 0x10000) {
-      found += static_cast<char>(0xe0 | code >> 12);
-      found += static_cast<char>(0x80 | (code >> 6 & 0x3f));
-      found += static_cast<char>(0x80 | (code & 0x3f));
-    } else {
-      found += static_cast<char>(0xf0 | code >> 18);
-      found += static_cast<char>(0x80 | (code >> 12 & 0x3f));
-      found += static_cast<char>(0x80 | (code >> 6 & 0x3f));
-      found += static_cast<char>(0x80 | (code & 0x3f));
-    }
-  }
-
-  void multibyte(std::string& found) {
-    const unsigned char first = static_cast<unsigned char>(text_[at_]);
-    const int more = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : 1;
-    uint32_t code = first & (0x3fu >> more);
-    bool valid = first >= 0xc2 && first <= 0xf4 && at_ + more < text_.size();
-    for (int i = 1; valid && i <= more; i++) {
-      const unsigned char next = static_cast<unsigned char>(text_[at_ + i]);
-      valid = (next & 0xc0) == 0x80;
-      code = code << 6 | (next & 0x3f);
-    }
-    static const uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
-    if (!valid || code < kLeast[more] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) fail("bytes that are not UTF-8");
-    found.append(text_, at_, static_cast<size_t>(more) + 1);
-    at_ += static_cast<size_t>(more) + 1;
   }
 
   const std::string& text_;

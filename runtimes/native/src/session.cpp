@@ -72,8 +72,7 @@ SessionNeeds session_needs(const PackManifest& pack) {
   return {longest_draft(target.rows) + 1, 1, [size](int, bool drafts) { return lookup_holders(size, drafts); }};
 }
 
-template <class Holders>
-Json holders_json(const Holders& holders) {
+Json holders_json(const std::vector<Holder>& holders) {
   Json::Object found;
   for (const Holder& each : holders) found.emplace_back(each.name, each.nbytes);
   return found;
@@ -98,11 +97,13 @@ std::shared_ptr<Pack> Pack::open(const std::string& folder, const std::string& o
 }
 
 Pack::Pack(const std::string& folder, const Json& options) : process_(getpid()) {
-  const PackManifest manifest = PackManifest::read(folder);
+  PackManifest read = PackManifest::read(folder);
   const Json* verify = options.find("verify");
-  if (verify && verify->boolean("verify")) manifest.verify();
-  tokenizer_ = Tokenizer::open(manifest.tokenizer);  // first: the plan counts what the process holds
-  models_ = open_models(folder, open_options(options), session_needs(manifest));
+  if (verify && verify->boolean("verify")) read.verify();
+  tokenizer_ = Tokenizer::open(read.tokenizer);  // first: the plan counts what the process holds
+  const SessionNeeds needs = session_needs(read);
+  models_ = open_models(std::move(read), open_options(options), needs);
+  const PackManifest& manifest = models_->pack;
   if (const Json* turns = manifest.json.find("turns")) turns_ = std::make_unique<Turns>(*turns);
   ends_.insert(manifest.end_ids.begin(), manifest.end_ids.end());
   if (const Json* file = options.find("experience")) read_experience(file->string("experience"));
@@ -119,7 +120,7 @@ Json Pack::plan(const std::string& folder, const std::string& options) {
   const PackManifest manifest = PackManifest::read(folder);
   const Json given = options_of(options, "options");
   const MemoryPlan plan = plan_memory(manifest, open_options(given), session_needs(manifest),
-                                      resident_nbytes() + (engine_version().empty() ? kLibraryNbytes : 0));
+                                      resident_nbytes() + (engine_is_loaded() ? 0 : kLibraryNbytes));
   Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
   return Json::Object{{"total", plan.total()},       {"limit", plan.limit},     {"context", plan.context},
                       {"threads", plan.threads},     {"cuts", cuts},            {"drafts", plan.draft != nullptr},
@@ -543,6 +544,7 @@ void Conversation::close() {
 // A running answer goes on without them.
 void Conversation::drop_drafts() {
   if (drafting_) drafting_->close();
+  if (drafter_ && *drafter_ != "suffix" && *drafter_ != "recycle") drafter_ = "none";  // its model is gone
   stale_ = true;
 }
 

@@ -70,7 +70,8 @@ std::string StopStrings::flush() {
 
 std::string Reply::say(const Ids& tokens, size_t* taken) {
   std::string text;
-  for (*taken = 0; *taken < tokens.size() && matched().empty(); ++*taken) text += stops_.push(words_.push({tokens[*taken]}));
+  for (*taken = 0; *taken < tokens.size() && matched().empty(); ++*taken)
+    text += stops_.push(words_.push({tokens[*taken]}));
   text_ += text;
   return text;
 }
@@ -115,7 +116,8 @@ Turn Transcript::shortened(const std::vector<Message>& before, const Message& me
   const std::vector<size_t> starts = turn_starts(before);
   const auto turn_without = [&](size_t count) {
     std::vector<Message> kept(before.begin(), before.begin() + static_cast<int64_t>(starts[0]));
-    if (count < starts.size()) kept.insert(kept.end(), before.begin() + static_cast<int64_t>(starts[count]), before.end());
+    if (count < starts.size())
+      kept.insert(kept.end(), before.begin() + static_cast<int64_t>(starts[count]), before.end());
     const Ids encoded = tokenizer_->encode(turns_->render(with(kept, message)));
     return Turn{kept, message, encoded, {}, static_cast<int>(count)};
   };

@@ -46,7 +46,8 @@ void Constraint::extend(const Ids& tokens) {
 void Constraint::commit(const Ids& tokens) {
   for (; path_ < tokens.size(); ++path_)
     if (given_.commit(given_.user, tokens[path_]) != 0 && !ends_.count(tokens[path_]))
-      throw capability_error("the constraint refuses token " + std::to_string(tokens[path_]) + ", which its mask allowed");
+      throw capability_error("the constraint refuses token " + std::to_string(tokens[path_]) +
+                             ", which its mask allowed");
 }
 
 }  // namespace edgedecode

@@ -51,12 +51,11 @@ std::vector<Score> OpenOffers::settle(const Ids& tokens) {
   return scores;
 }
 
-void Rest::begin(const Plan& plan, const std::vector<Draft>& drafts) {
+void Rest::begin(const Plan& plan, int match) {
   if (plan.draft_max) between_ = kWatch;
   left_ = plan.rest;
   next_look_ = plan.rest - between_;
-  copied_ = kCopied;
-  for (const Draft& draft : drafts) copied_ = std::max(copied_, 2 * draft.match);
+  copied_ = std::max(kCopied, 2 * match);
 }
 
 bool Rest::goes_on(const Ids& tokens, Drafter* watching) {
@@ -98,7 +97,7 @@ void Drafting::begin(const Text& tokens, const std::string& kind) {
   if (plan_.rest) plan_.reason = kNoSpeedUp;
   tokens_ = tokens;
   round_.reset();
-  rest_.begin(plan_, {});
+  rest_.begin(plan_, 0);
   for (const auto& drafter : drafters_) drafter->begin(tokens);
 }
 
@@ -107,14 +106,14 @@ Draft Drafting::propose(const Ids& tokens, int room, Constraint* constraint) {
   if (rest_.goes_on(tokens, watching_)) return Draft();  // the plan stays: a resting plan is plain
   end_rest();
   Drafts drafts;
-  std::vector<Draft> proposed;
+  int match = 0;
   for (const auto& drafter : drafters_) {
     if (!offering_ || !drafter->free()) continue;
     drafts.emplace_back(drafter.get(), drafter->propose(tokens, std::min(room, kMaxDraft), Plan()));
-    proposed.push_back(drafts.back().second);
+    match = std::max(match, drafts.back().second.match);
   }
   plan_ = policy_->plan(signals(drafts, room));
-  rest_.begin(plan_, proposed);
+  rest_.begin(plan_, match);
   for (const auto& each : drafts)
     if (!each.second.empty() && is_chain(each.second)) offers_.add(each.first->name(), each.second, tokens.size());
   round_.emplace();

@@ -35,7 +35,7 @@ class OpenOffers {
 // Rounds that are plain and ask no drafter; now and then it looks whether the text copies itself.
 class Rest {
  public:
-  void begin(const Plan& plan, const std::vector<Draft>& drafts);
+  void begin(const Plan& plan, int match);  // match: the longest of this round's proposals
   bool goes_on(const Ids& tokens, Drafter* watching);
   void spend(double pass, double host) { passes_.push_back(pass), hosts_.push_back(host); }
   // What its rounds until now cost, which it then forgets.

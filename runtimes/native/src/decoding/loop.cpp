@@ -2,16 +2,9 @@
 #include "loop.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace edgedecode {
 namespace {
-
-std::vector<int> range(int start, int stop) {
-  std::vector<int> found(stop - start);
-  std::iota(found.begin(), found.end(), start);
-  return found;
-}
 
 Ids unread_of(const Ids& tokens, const State& state, int count) {
   const auto start = tokens.begin() + state.length();
@@ -26,7 +19,8 @@ void begin(State& state, const Text& tokens, const DecodeSetting& setting, Stats
   setting.sampler->begin(*tokens, stats->tokens);
   const int length = std::min(state.length(), static_cast<int>(tokens->size()) - 1);
   state.crop(length >= state.oldest_crop() ? length : 0);  // recurrent states may need a new prefill
-  if (stats->rounds == 0) stats->prompt_tokens = static_cast<int64_t>(tokens->size()), stats->cached_tokens = state.length();
+  if (stats->rounds == 0)
+    stats->prompt_tokens = static_cast<int64_t>(tokens->size()), stats->cached_tokens = state.length();
   if (setting.drafting) setting.drafting->begin(tokens, setting.kind);
 }
 
@@ -109,8 +103,8 @@ void decode(LanguageModel& target, State& state, const std::shared_ptr<Ids>& tex
   }
 }
 
-Error context_exceeded(size_t tokens, int context, const std::string& remedy, int room) {
-  return input_error("prompt is too long: " + std::to_string(tokens) + " tokens > " + std::to_string(context - room) +
+Error context_exceeded(size_t tokens, int context, const std::string& remedy) {
+  return input_error("prompt is too long: " + std::to_string(tokens) + " tokens > " + std::to_string(context - 1) +
                      " maximum (this model's maximum context length is " + std::to_string(context) +
                      " tokens): " + remedy);
 }

@@ -32,12 +32,12 @@ struct DecodeSetting {
 // thread may use the models. Returns whether to go on.
 using OnRound = std::function<bool(const Verdict*)>;
 
-// Generates after `tokens`, appending to them, until a token of `ends`, `max_tokens`, or a full context. `state` holds a
-// prefix of the tokens, of any length. Throws input_error for a prompt that is empty or leaves no room. Stopping at any
-// point leaves tokens and state usable. Speculative decoding (2211.17192) with any drafter.
+// Generates after `tokens`, appending to them, until a token of `ends`, `max_tokens`, or a full context. `state`
+// holds a prefix of the tokens, of any length. Throws input_error for a prompt that is empty or leaves no room.
+// Stopping at any point leaves tokens and state usable. Speculative decoding (2211.17192) with any drafter.
 void decode(LanguageModel& target, State& state, const std::shared_ptr<Ids>& tokens, int max_tokens,
             const DecodeSetting& setting, Stats* stats, const OnRound& on_round);
 
-Error context_exceeded(size_t tokens, int context, const std::string& remedy, int room = 1);
+Error context_exceeded(size_t tokens, int context, const std::string& remedy);
 
 }  // namespace edgedecode

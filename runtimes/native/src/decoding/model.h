@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -10,12 +11,17 @@ namespace edgedecode {
 
 using Ids = std::vector<int32_t>;
 
+inline std::vector<int> range(int start, int stop) {
+  std::vector<int> found(stop - start);
+  std::iota(found.begin(), found.end(), start);
+  return found;
+}
+
 struct ModelCard {
   std::string name;
   int rows = 0;             // width of the logits, padding included
   int vocabulary_size = 0;  // ids of the tokenizer; logits from there on are padding, never sampled
   int context = 0;          // most positions of a state
-  int tree_rows = 0;        // most pending rows where they branch; 0: as many as a state has
   int hidden = 0;           // hidden size
   std::vector<int64_t> token_ids;  // row -> id of a trimmed vocabulary, ascending; empty: a row is its id
 };

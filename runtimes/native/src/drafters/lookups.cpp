@@ -125,8 +125,8 @@ void RecycleDrafter::score(int depth, int32_t token, int32_t follower) {
   if (rank < kBreadth) hits_[depth][rank] += 1;
 }
 
-// Stores as many rows as the budget allows: along the emitted path, its last row first, then the others. The last row is
-// the most useful one, because its token was not drafted.
+// Stores as many rows as the budget allows: along the emitted path, its last row first, then the others. The last row
+// is the most useful one, because its token was not drafted.
 void RecycleDrafter::learn(const Verdict& verdict, int32_t before) {
   std::vector<int> path = {0};
   for (int node : verdict.path) path.push_back(node + 1);

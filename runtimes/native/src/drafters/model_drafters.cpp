@@ -15,7 +15,9 @@ constexpr double kLargest = 6.0;                  // features are clipped here
 constexpr int kGuesses = 4;
 constexpr double kChances[kGuesses] = {0.6, 0.15, 0.07, 0.04};
 
-Ids since(const Ids& context, size_t start) { return {context.begin() + std::min(start, context.size()), context.end()}; }
+Ids since(const Ids& context, size_t start) {
+  return {context.begin() + std::min(start, context.size()), context.end()};
+}
 
 }  // namespace
 

@@ -1,7 +1,5 @@
 #include "model_state.h"
 
-#include <numeric>
-
 #include "../decoding/loop.h"
 #include "../errors.h"
 
@@ -9,12 +7,6 @@ namespace edgedecode {
 namespace {
 
 constexpr int kLeastWindow = 512;  // with fewer positions, guesses do not justify the memory
-
-std::vector<int> first(int count) {
-  std::vector<int> found(count);
-  std::iota(found.begin(), found.end(), 0);
-  return found;
-}
 
 // A draft model that sees less of a long context guesses nearly as well.
 std::unique_ptr<State> new_state(LanguageModel* model, int capacity, bool tree) {
@@ -71,7 +63,7 @@ const float* ModelState::catch_up(const Ids& context) {
     const Ids chunk(context.begin() + known, context.begin() + known + count);
     if (count == size - known) {
       const float* row = follow(chunk);
-      state_->keep(first(count));
+      state_->keep(range(0, count));
       return row;
     }
     model_->forward(chunk, *state_, nullptr, {});
@@ -86,7 +78,7 @@ const float* ModelState::follow(const Ids& tokens) {
 }
 
 Rows ModelState::grow(const Ids& tokens, const std::vector<int>& parents) {
-  return model_->forward(tokens, *state_, &parents, first(static_cast<int>(tokens.size())));
+  return model_->forward(tokens, *state_, &parents, range(0, static_cast<int>(tokens.size())));
 }
 
 void ModelState::keep(const std::vector<int>& path, const Ids& tokens) {
@@ -113,7 +105,7 @@ void ModelState::restart(int start) {
 
 void ModelState::crop(int length) {
   if (length >= state_->length() && state_->pending()) {
-    state_->keep(first(length - state_->length()));
+    state_->keep(range(0, length - state_->length()));
   } else {
     state_->crop(length >= state_->oldest_crop() ? length : 0);
   }
@@ -121,7 +113,7 @@ void ModelState::crop(int length) {
   read_.resize(std::min(read(), agreed_));
 }
 
-void ModelState::settle(const Ids& tokens) { keep(first(static_cast<int>(tokens.size())), tokens); }
+void ModelState::settle(const Ids& tokens) { keep(range(0, static_cast<int>(tokens.size())), tokens); }
 
 HeadState::HeadState(DraftHead* head, const State* target, FeatureState* features, int capacity)
     : ModelState(head, capacity, false), head_(head), target_(target), features_(features),

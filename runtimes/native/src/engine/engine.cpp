@@ -101,8 +101,8 @@ void load_engine_into(Engine& found, const std::string& library) {
   const ort::ApiBase* base = get();
   const void* const* api = base->GetApi(ort::kVersion);
   if (api == nullptr)
-    throw capability_error(library + " is ONNX Runtime " + base->GetVersionString() + ": 1." + std::to_string(ort::kVersion) +
-                           " or newer is needed");
+    throw capability_error(library + " is ONNX Runtime " + base->GetVersionString() + ": 1." +
+                           std::to_string(ort::kVersion) + " or newer is needed");
   ort::api = api;
   check(ort::call(kCreateEnv, kFatal, "edgedecode", &found.env), library);
   check(ort::call(kCreateCpuMemoryInfo, kDeviceAllocator, kDefaultMemory, &found.memory), library);
@@ -150,17 +150,11 @@ Value::Value(const void* data, size_t size, int type, const std::vector<int64_t>
   size_t count = 1;
   for (const int64_t each : shape) count *= static_cast<size_t>(each);
   void* memory = const_cast<void*>(data == nullptr ? &nothing : data);
-  check(ort::call(kCreateTensorWithDataAsOrtValue, static_cast<const ort::MemoryInfo*>(engine().memory), memory, count * size,
-                  shape.data(), shape.size(), type, &value_),
+  check(ort::call(kCreateTensorWithDataAsOrtValue, static_cast<const ort::MemoryInfo*>(engine().memory), memory,
+                  count * size, shape.data(), shape.size(), type, &value_),
         "a value");
 }
-Value& Value::operator=(Value&& other) noexcept {
-  std::swap(value_, other.value_);
-  return *this;
-}
-Value::~Value() {
-  if (value_ != nullptr) ort::call<void>(kReleaseValue, value_);
-}
+Value::~Value() { ort::call<void>(kReleaseValue, value_); }
 int Value::type_of(const float*) { return ort::kFloat; }
 int Value::type_of(const int8_t*) { return ort::kInt8; }
 int Value::type_of(const uint8_t*) { return ort::kUint8; }
@@ -181,7 +175,8 @@ void load_engine(const std::string& library) {
   load_engine_into(engine(), library);
 }
 
-std::unique_ptr<Session> Session::open(const std::string& graph, int threads, int64_t arena, int64_t region, int64_t folded) {
+std::unique_ptr<Session> Session::open(const std::string& graph, int threads, int64_t arena, int64_t region,
+                                       int64_t folded) {
   Engine& found = engine();
   std::lock_guard<std::mutex> lock(found.opening);
   ort::Options* options = nullptr;
@@ -222,9 +217,9 @@ void Session::run(const Binding& binding, const std::string& what) const {
         what);
 }
 
-std::string engine_version() {
+bool engine_is_loaded() {
   std::lock_guard<std::mutex> lock(engine().opening);
-  return engine().base == nullptr ? "" : engine().base->GetVersionString();
+  return engine().env != nullptr;
 }
 
 }  // namespace edgedecode

@@ -18,11 +18,9 @@ namespace edgedecode {
 // A value of the engine over memory that its holder keeps.
 class Value {
  public:
-  Value() = default;
   template <class T>
   Value(T* data, std::vector<int64_t> shape) : Value(data, sizeof(T), type_of(data), shape) {}
-  Value(Value&& other) noexcept : value_(other.value_) { other.value_ = nullptr; }
-  Value& operator=(Value&& other) noexcept;
+  Value(const Value&) = delete;
   ~Value();
   ort::Value* get() const { return value_; }
 
@@ -57,7 +55,8 @@ class Session {
  public:
   // The engine must be loaded. threads: the most of a node. arena: the allocator's limit, region: its first piece, in
   // bytes. folded: the most bytes of a folded constant. Throws capability_error for a graph that the engine refuses.
-  static std::unique_ptr<Session> open(const std::string& graph, int threads, int64_t arena, int64_t region, int64_t folded);
+  static std::unique_ptr<Session> open(const std::string& graph, int threads, int64_t arena, int64_t region,
+                                       int64_t folded);
   ~Session();
   std::unique_ptr<Binding> bind() const;
   void run(const Binding& binding, const std::string& what) const;  // throws budget_exceeded, capability_error
@@ -67,6 +66,6 @@ class Session {
   ort::Session* session_ = nullptr;
 };
 
-std::string engine_version();  // "" before the first session
+bool engine_is_loaded();
 
 }  // namespace edgedecode

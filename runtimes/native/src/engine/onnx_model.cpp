@@ -1,12 +1,8 @@
 #include "onnx_model.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 
 #include "../errors.h"
@@ -30,29 +26,12 @@ Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
   bool valid = static_cast<bool>(file) && file.peek() == std::ifstream::traits_type::eof();
   for (size_t i = 0; valid && i < found.size(); i++)
     valid = found[i] > (i == 0 ? -1 : found[i - 1]) && found[i] < vocabulary_size;
-  if (!valid) throw manifest_error(path + " has not " + std::to_string(rows) + " ascending ids: package the pack again");
+  if (!valid)
+    throw manifest_error(path + " has not " + std::to_string(rows) + " ascending ids: package the pack again");
   return found;
 }
 
 }  // namespace
-
-Mapped::Mapped(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat found = {};
-  if (file >= 0 && fstat(file, &found) == 0 && found.st_size > 0) {
-    nbytes_ = found.st_size;
-    data_ = mmap(nullptr, static_cast<size_t>(nbytes_), PROT_READ, MAP_SHARED, file, 0);
-  }
-  if (file >= 0) ::close(file);
-  if (data_ == nullptr || data_ == MAP_FAILED) {
-    data_ = nullptr;
-    throw manifest_error(path + " cannot be mapped: copy the folder again");
-  }
-}
-
-Mapped::~Mapped() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(nbytes_));
-}
 
 OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, MappedFiles& files)
     : facts_(facts), threads_(threads), budget_(budget) {
@@ -67,7 +46,6 @@ OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, Mapp
   card_.vocabulary_size = facts.vocabulary_size;
   card_.context = facts.context;
   card_.hidden = facts.hidden;
-  card_.tree_rows = facts.recurrent.empty() ? 0 : Recurrence::kSlots;
   if (!facts.token_ids_file.empty()) {
     const Ids ids = read_ids(facts.token_ids_file, facts.rows, facts.vocabulary_size);
     card_.token_ids.assign(ids.begin(), ids.end());
@@ -90,11 +68,11 @@ OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, Mapp
 std::unique_ptr<State> OnnxModel::new_state(int capacity, int rows, bool tree) {
   if (capacity < 1) throw input_error("a state of " + std::to_string(capacity) + " rows is out of range: 1 or more");
   if (capacity > card_.context)
-    throw capability_error("a state of " + std::to_string(capacity) + " rows is too long: " + card_.name + " supports " +
-                           std::to_string(card_.context) + " at most");
+    throw capability_error("a state of " + std::to_string(capacity) + " rows is too long: " + card_.name +
+                           " supports " + std::to_string(card_.context) + " at most");
   if (tree && !facts_.tree) throw capability_error(card_.name + " has no tree attention: its graph reads chains only");
-  std::unique_ptr<OnnxState> state(
-      new OnnxState(*this, capacity, rows + kLeastRows, budget_.reserve("kv:" + card_.name, state_nbytes(facts_, capacity))));
+  std::unique_ptr<OnnxState> state(new OnnxState(*this, capacity, rows + kLeastRows,
+                                                 budget_.reserve("kv:" + card_.name, state_nbytes(facts_, capacity))));
   std::lock_guard<std::mutex> lock(running_);
   held_.insert(state->rows_);
   state->open_ = true;
@@ -122,7 +100,8 @@ void OnnxModel::drop(OnnxState& state) {
 std::unique_ptr<FeatureRows> OnnxModel::new_features(int start) {
   if (facts_.features.empty())
     throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use --drafter suffix");
-  return std::make_unique<FeatureRows>(facts_, start, budget_.reserve("features:" + card_.name, features_nbytes(facts_)));
+  return std::make_unique<FeatureRows>(facts_, start,
+                                       budget_.reserve("features:" + card_.name, features_nbytes(facts_)));
 }
 
 void OnnxModel::hold_rows(int count) {
@@ -147,7 +126,8 @@ std::unique_ptr<Binding> OnnxModel::bind(OnnxState& state) {
     at += each.heads * slots * each.size;
   }
   if (state.recurrence_ != nullptr) state.recurrence_->bind_memory(*binding);
-  for (const auto& each : tiles_) binding->input(each.first.c_str(), Value(each.second->data(), {each.second->nbytes()}));
+  for (const auto& each : tiles_)
+    binding->input(each.first.c_str(), Value(each.second->data(), {each.second->nbytes()}));
   binding->input("seqlens_k", Value(&last_slot_, {1}));
   binding->input("total_length", Value(&total_, {1}));
   return binding;
@@ -182,7 +162,7 @@ Rows OnnxModel::append(const Ids& tokens, State& state, const std::vector<int>* 
     throw;
   }
   own.pending_ += count;
-  if (out != nullptr) memcpy(out, after_.data() + after_.size() - static_cast<size_t>(facts_.hidden), sizeof(float) * static_cast<size_t>(facts_.hidden));
+  if (out != nullptr) std::copy(after_.end() - facts_.hidden, after_.end(), out);
   return {logits_.get(), static_cast<int>(rows.size()), card_.rows};
 }
 
@@ -201,8 +181,8 @@ void OnnxModel::passes(OnnxState& state, const Ids& tokens, const std::vector<in
   }
 }
 
-void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows, int slot,
-                     const HeadRows* read) {
+void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows,
+                     int slot, const HeadRows* read) {
   const int count = static_cast<int>(rows.size()), first = state.length_ + start;
   Binding& binding = *state.binding_;
   for (int i = 0; i < width; i++) {

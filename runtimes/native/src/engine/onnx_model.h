@@ -14,25 +14,11 @@
 #include "../decoding/model.h"
 #include "../pack/budget.h"
 #include "../pack/manifest.h"
+#include "../pack/mapped.h"
 #include "engine.h"
 #include "onnx_state.h"
 
 namespace edgedecode {
-
-// A file that is mapped for reading.
-class Mapped {
- public:
-  explicit Mapped(const std::string& path);  // throws manifest_error
-  ~Mapped();
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  const uint8_t* data() const { return static_cast<const uint8_t*>(data_); }
-  int64_t nbytes() const { return nbytes_; }
-
- private:
-  void* data_ = nullptr;
-  int64_t nbytes_ = 0;
-};
 
 // Files of tiles by path: models that read the same one share it.
 using MappedFiles = std::map<std::string, std::shared_ptr<Mapped>>;
@@ -51,13 +37,13 @@ class OnnxModel : public LanguageModel {
   const ModelCard& card() const override { return card_; }
   const PackedModel& facts() const { return facts_; }
   std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;
-  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override {
+  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
+               const std::vector<int>& rows) override {
     return append(tokens, state, parents, rows, nullptr, nullptr);
   }
   // `forward` of a head: `out` takes its output for the last row of `rows`.
   Rows append(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows,
               const HeadRows* read, float* out);
-  int threads() const { return threads_; }
 
  private:
   friend class OnnxState;
@@ -93,8 +79,11 @@ class OnnxHead : public DraftHead {
  public:
   explicit OnnxHead(std::unique_ptr<OnnxModel> model) : model_(std::move(model)) {}
   const ModelCard& card() const override { return model_->card(); }
-  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override { return model_->new_state(capacity, rows, tree); }
-  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override {
+  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override {
+    return model_->new_state(capacity, rows, tree);
+  }
+  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
+               const std::vector<int>& rows) override {
     return model_->forward(tokens, state, parents, rows);
   }
   Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;

@@ -31,7 +31,8 @@ template <class T>
 void move_all(void* cache, const PackedModel& model, int64_t slots, const std::vector<int>& sources, int start) {
   T* next = static_cast<T*>(cache);
   for (const CacheShape& shape : model.caches)
-    for (int64_t head = 0; head < shape.heads; head++, next += slots * shape.size) move_slots(next, shape, sources, start);
+    for (int64_t head = 0; head < shape.heads; head++, next += slots * shape.size)
+      move_slots(next, shape, sources, start);
 }
 
 }  // namespace
@@ -84,7 +85,8 @@ OnnxState::~OnnxState() { model_.drop(*this); }
 void OnnxState::keep(const std::vector<int>& path) {
   const int count = static_cast<int>(path.size());
   if (count > pending_)
-    throw input_error("cannot keep " + std::to_string(count) + " pending rows: only " + std::to_string(pending_) + " are pending");
+    throw input_error("cannot keep " + std::to_string(count) + " pending rows: only " + std::to_string(pending_) +
+                      " are pending");
   if (recurrence_ != nullptr) recurrence_->check_kept(count);
   if (tree_ == nullptr) {
     for (int i = 0; i < count; i++)
@@ -162,7 +164,8 @@ FeatureRows::FeatureRows(const PackedModel& model, int start, Lease lease)
 void FeatureRows::rows(int start, int stop, float* out) const {
   for (int position = start; position < stop; position++)
     for (size_t i = 0; i < names_.size(); i++, out += hidden_)
-      memcpy(out, values_.get() + (i * kSlots + static_cast<size_t>(position - oldest_)) * hidden_, hidden_ * sizeof(float));
+      memcpy(out, values_.get() + (i * kSlots + static_cast<size_t>(position - oldest_)) * hidden_,
+             hidden_ * sizeof(float));
 }
 
 void FeatureRows::bind(Binding& binding, int first, int width) {

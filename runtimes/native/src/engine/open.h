@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "../decoding/model.h"
 #include "../pack/budget.h"
@@ -25,7 +24,7 @@ struct OpenModels {
   void close_drafts() { draft = nullptr, head = nullptr; }
 };
 
-// Plans, leases and opens. Throws the errors of `PackManifest::read`, `plan_memory` and `OnnxModel`.
-std::unique_ptr<OpenModels> open_models(const std::string& folder, const OpenOptions& options, const SessionNeeds& needs);
+// Plans, leases and opens. Throws the errors of `plan_memory` and `OnnxModel`.
+std::unique_ptr<OpenModels> open_models(PackManifest pack, const OpenOptions& options, const SessionNeeds& needs);
 
 }  // namespace edgedecode

@@ -8,7 +8,7 @@
 namespace edgedecode {
 namespace {
 
-// A snapshot is taken before a pass if the states have moved on by so many rows, or before a pass of a message's length.
+// A snapshot is taken before a pass if the states have moved on by so many rows, or one of a message's length.
 constexpr int kEvery = 64, kLarge = 16;
 // A short context allows so many bytes of snapshots per position; from 1,024 positions on there are at least two.
 constexpr int64_t kPositionNbytes = 1 << 16;
@@ -28,7 +28,8 @@ Recurrence::Recurrence(const std::vector<RecurrentShape>& shapes, int capacity) 
     slots_.push_back(zeros(4 * kSlots * each.width));
   }
   states_ = zeros(static_cast<int64_t>(4 * values_));
-  for (int i = snapshot_count(static_cast<int64_t>(values_), capacity); i > 0; i--) free_.emplace_back(new float[values_]);
+  for (int i = snapshot_count(static_cast<int64_t>(values_), capacity); i > 0; i--)
+    free_.emplace_back(new float[values_]);
 }
 
 void Recurrence::bind_memory(Binding& binding) {

@@ -1,5 +1,5 @@
-// What one sequence's recurrent layers hold, and how far it can go back, as runtimes/onnx/recurrence.py: a state has the
-// rows up to a position; slots have the inputs of rows since, which the next pass applies if they were accepted.
+// What one sequence's recurrent layers hold, and how far it can go back, as runtimes/onnx/recurrence.py: a state has
+// the rows up to a position; slots have the inputs of rows since, which the next pass applies if they were accepted.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ class Recurrence {
   void bind_memory(Binding& binding);  // what never changes
   // How many rows a pass from this pending row may have: what all branches share goes alone.
   int width(const Tree& tree, int start, int most) const;
-  // Binds the rows of a pass from pending row `start`; takes a snapshot if it is due. Throws capability_error if too many
-  // rows of a tree are pending, or a pass has failed and the state was not rolled back.
+  // Binds the rows of a pass from pending row `start`; takes a snapshot if it is due. Throws capability_error if too
+  // many rows of a tree are pending, or a pass has failed and the state was not rolled back.
   void begin(Binding& binding, int length, int start, int width, const Tree* tree);
   void commit(int length);
   void fail();

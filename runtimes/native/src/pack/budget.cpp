@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -39,9 +38,7 @@ std::string format_nbytes(int64_t nbytes, int decimals) {
 }
 
 std::string size_option(int64_t nbytes) {
-  char text[48];
-  snprintf(text, sizeof text, "%gMB", static_cast<double>((nbytes + 99999) / 100000) / 10);
-  return text;
+  return std::to_string((nbytes + 99999) / 100000 * 100000);
 }
 
 Lease& Lease::operator=(Lease&& other) noexcept {

@@ -17,7 +17,7 @@ struct Holder {
 };
 
 std::string format_nbytes(int64_t nbytes, int decimals = 1);  // "12.3 MB"
-std::string size_option(int64_t nbytes);                      // as an argument of --memory, rounded up: "12.4MB"
+std::string size_option(int64_t nbytes);  // a value of "memory", in bytes, rounded up
 
 class Budget;
 
@@ -28,7 +28,6 @@ class Lease {
   Lease(Lease&& other) noexcept { *this = std::move(other); }
   Lease& operator=(Lease&& other) noexcept;
   ~Lease() { release(); }
-  int64_t nbytes() const { return nbytes_; }
   void resize(int64_t nbytes);  // throws budget_exceeded; the lease then stays as it is
   void release();
 

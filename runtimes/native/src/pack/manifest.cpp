@@ -50,7 +50,8 @@ class Fields {
 
 // Whether a file's name stays inside the folder.
 bool plain(const std::string& name) {
-  if (name.empty() || name.size() > 400 || name[0] == '/' || name.find_first_of("\\:") != std::string::npos) return false;
+  if (name.empty() || name.size() > 400 || name[0] == '/' || name.find_first_of("\\:") != std::string::npos)
+    return false;
   std::stringstream parts(name);
   for (std::string part; std::getline(parts, part, '/');)
     if (part.empty() || part == "." || part == "..") return false;
@@ -67,16 +68,17 @@ class Reader {
     if (format != kFormat) throw input_error("the format is \"" + format.substr(0, 40) + "\", not \"" + kFormat + "\"");
     const int64_t version = top.number("version", 1, 1 << 30);
     if (version > kVersion)
-      throw manifest_error(found_.folder + " has format version " + std::to_string(version) + ", this library reads up to " +
-                           std::to_string(kVersion) + ": upgrade it, or package the pack with edgedecode " +
-                           "of the library's version");
+      throw manifest_error(found_.folder + " has format version " + std::to_string(version) +
+                           ", this library reads up to " + std::to_string(kVersion) +
+                           ": upgrade it, or package the pack with edgedecode of the library's version");
     found_.name = top.text("name");
     found_.vocabulary_size = top.count("vocabulary_size", 1);
     files(top.inner("files"));
     found_.tokenizer = file(top, "tokenizer");
     for (const Json& id : top.list("end_ids")) {
       const int64_t value = id.integer("native.json.end_ids");
-      if (value < 0 || value >= found_.vocabulary_size) throw input_error("native.json.end_ids has " + std::to_string(value));
+      if (value < 0 || value >= found_.vocabulary_size)
+        throw input_error("native.json.end_ids has " + std::to_string(value));
       found_.end_ids.push_back(static_cast<int32_t>(value));
     }
     const Fields models = top.inner("models");
@@ -91,7 +93,8 @@ class Reader {
   void files(const Fields& listed) {
     for (const auto& each : listed.members()) {
       const Fields entry = listed.inner(each.first);
-      if (!plain(each.first)) throw input_error("it names the file \"" + each.first.substr(0, 60) + "\", which may be outside");
+      if (!plain(each.first))
+        throw input_error("it names the file \"" + each.first.substr(0, 60) + "\", which may be outside");
       found_.files[each.first] = {entry.nbytes("nbytes"), entry.text("sha256")};
     }
   }
@@ -123,7 +126,8 @@ class Reader {
     model.tree = fields.flag("tree");
     model.head = fields.flag("head");
     const std::string kv_type = fields.text("kv_type");
-    if (kv_type != "float32" && kv_type != "int8") throw input_error(fields.name("kv_type") + " is \"" + kv_type.substr(0, 20) + "\"");
+    if (kv_type != "float32" && kv_type != "int8")
+      throw input_error(fields.name("kv_type") + " is \"" + kv_type.substr(0, 20) + "\"");
     model.int8 = kv_type == "int8";
     const Fields memory = fields.inner("memory");
     model.loaded_nbytes = memory.nbytes("loaded");
@@ -166,7 +170,8 @@ PackManifest PackManifest::read(const std::string& folder) {
   const std::string path = folder + "/native.json";
   const int64_t nbytes = size_of(path);
   if (nbytes < 0)
-    throw manifest_error(folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
+    throw manifest_error(
+        folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
   if (nbytes > kMostNbytes) throw manifest_error(path + " is too large to be a folder's description" + kAgain);
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;

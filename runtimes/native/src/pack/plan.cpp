@@ -61,7 +61,9 @@ int64_t state_nbytes(const PackedModel& model, int capacity) {
   return slot_count(capacity) * (model.position_nbytes() + kRowNbytes) + recurrent;
 }
 
-int64_t logits_nbytes(const PackedModel& model, int rows) { return int64_t{4} * rows * (1 + model.logits_copies) * model.rows; }
+int64_t logits_nbytes(const PackedModel& model, int rows) {
+  return int64_t{4} * rows * (1 + model.logits_copies) * model.rows;
+}
 
 int64_t features_nbytes(const PackedModel& model) {
   return static_cast<int64_t>(model.features.size()) * FeatureRows::kSlots * model.hidden * 4;
@@ -77,7 +79,8 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
   const PackedModel& target = *pack.find("target");
   const PackedModel* drafting = pack.find("head") != nullptr ? pack.find("head") : pack.find("draft");
   if (options.context < 0 || options.context > target.context)
-    throw input_error("a context of " + std::to_string(options.context) + " is out of range: 1 to " + std::to_string(target.context));
+    throw input_error("a context of " + std::to_string(options.context) + " is out of range: 1 to " +
+                      std::to_string(target.context));
   MemoryPlan plan;
   plan.limit = options.memory > 0 ? options.memory : default_limit();
   plan.threads = options.threads > 0 ? options.threads : target.loaded_nbytes < kSmallNbytes ? 1 : fast_cores();
@@ -86,7 +89,8 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
   const auto set = [&](int context, const PackedModel* draft) {
     plan.context = context;
     plan.draft = draft;
-    plan.holders = {{"process", held}, {"variation between processes", kVariationNbytes}, {"engine code", kEngineNbytes}};
+    plan.holders = {
+        {"process", held}, {"variation between processes", kVariationNbytes}, {"engine code", kEngineNbytes}};
     add(plan.holders, target, context, needs.target_rows, plan.threads);
     if (draft != nullptr) add(plan.holders, *draft, context, needs.draft_rows, plan.threads);
     if (draft != nullptr && draft->head) plan.holders.push_back({"features:target", features_nbytes(target)});
@@ -111,8 +115,9 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
     if (draft != wanted) plan.cuts.push_back("drafts by the " + wanted->name + " model");
     return plan;
   }
-  throw budget_exceeded(format_nbytes(plan.total()) + " are needed for a context of " + std::to_string(least) + ", but only " +
-                        format_nbytes(plan.limit) + " are the budget: raise --memory to " + size_option(plan.total()) + " or more" +
+  throw budget_exceeded(format_nbytes(plan.total()) + " are needed for a context of " + std::to_string(least) +
+                        ", but only " + format_nbytes(plan.limit) + " are the budget: raise --memory to " +
+                        size_option(plan.total()) + " or more" +
                         (options.context > 0 ? ", or shorten the context (--ctx-size)" : ""));
 }
 

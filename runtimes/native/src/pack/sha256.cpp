@@ -1,7 +1,6 @@
 #include "sha256.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>

@@ -40,7 +40,8 @@ void Counter::add(const int32_t* tokens, int64_t count, bool generated) {
       counts_.numbers[place.first->second] += generated;
     }
   }
-  if (window_ && static_cast<int64_t>(tokens_.size()) > 2 * window_) tokens_.erase(tokens_.begin(), tokens_.end() - window_);
+  if (window_ && static_cast<int64_t>(tokens_.size()) > 2 * window_)
+    tokens_.erase(tokens_.begin(), tokens_.end() - window_);
 }
 
 Marked Counter::after(const Ids& path) const {

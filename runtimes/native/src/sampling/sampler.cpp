@@ -10,9 +10,9 @@ extern "C" {  // of runtimes/onnx/kernels/draw.cpp
 int64_t edgedecode_draw_scratch(int64_t size);
 int64_t edgedecode_top_row(const float* row, int64_t size, int64_t count, int64_t* found);
 int64_t edgedecode_leading_row(const float* row, int64_t size, double* found);
-int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale, int64_t top_k, double top_p,
-                            float min_p, float penalty, const int64_t* seen, int64_t seen_count, uint64_t key,
-                            float* scratch);
+int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale, int64_t top_k,
+                            double top_p, float min_p, float penalty, const int64_t* seen, int64_t seen_count,
+                            uint64_t key, float* scratch);
 }
 
 namespace edgedecode {
@@ -53,7 +53,8 @@ float power_of(float exponent) {
 }
 
 float kth_largest(Floats logits, double top_k) {
-  const auto place = logits.begin() + std::max<int64_t>(0, static_cast<int64_t>(logits.size()) - static_cast<int64_t>(top_k));
+  const auto place =
+      logits.begin() + std::max<int64_t>(0, static_cast<int64_t>(logits.size()) - static_cast<int64_t>(top_k));
   std::nth_element(logits.begin(), place, logits.end());
   return *place;
 }
@@ -68,7 +69,8 @@ float near_top(const float* logits, int64_t size, double sigmas) {
     ++count, total += steps, squares += steps * steps;
   }
   const __int128 spread = static_cast<__int128>(count) * squares - static_cast<__int128>(total) * total;
-  return static_cast<float>(top - sigmas * std::sqrt(static_cast<double>(spread)) / static_cast<double>(count * kSteps));
+  return static_cast<float>(top -
+                            sigmas * std::sqrt(static_cast<double>(spread)) / static_cast<double>(count * kSteps));
 }
 
 Mask at_least(const Floats& weights, float floor) {

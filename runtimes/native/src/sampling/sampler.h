@@ -26,8 +26,8 @@ class Sampler {
   void begin(const Ids& tokens, int64_t generated = 0);
   void extend(const Ids& tokens);
   bool takes_largest() const { return options_.greedy() && !options_.changes_logits(); }
-  // Samples with the noise of `key`. path: drafted tokens between the sequence and this row. ids: of the row's elements,
-  // ascending; null: their indices. Throws capability_error for logits that are not numbers.
+  // Samples with the noise of `key`. path: drafted tokens between the sequence and this row. ids: of the row's
+  // elements, ascending; null: their indices. Throws capability_error for logits that are not numbers.
   int64_t draw(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids = nullptr);
   // What `draw` samples from.
   Probs probs(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids = nullptr);

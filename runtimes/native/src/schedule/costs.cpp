@@ -193,7 +193,8 @@ CostTable& CostModel::table(int context_tokens) {
   const auto near = std::min_element(order.begin(), order.end(), [&](int a, int b) {
     return std::abs(a - bucket) < std::abs(b - bucket);
   });
-  const CostTable made = near == order.end() ? CostTable() : CostTable(tables.at(*near).step, tables.at(*near).known_beta());
+  const CostTable made =
+      near == order.end() ? CostTable() : CostTable(tables.at(*near).step, tables.at(*near).known_beta());
   order.push_back(bucket);
   return tables.emplace(bucket, made).first->second;
 }

@@ -57,7 +57,8 @@ double amount(const Json& value, const std::string& what, double least = 0, doub
 int number_of(const std::string& key, int least, int most) {
   char* end = nullptr;
   const long found = std::strtol(key.c_str(), &end, 10);
-  if (key.empty() || *end || found < least || found > most) throw input_error("experience: \"" + key + "\" is out of range");
+  if (key.empty() || *end || found < least || found > most)
+    throw input_error("experience: \"" + key + "\" is out of range");
   return static_cast<int>(found);
 }
 
@@ -88,7 +89,8 @@ void read_kind(const Json& value, History* history, Ledger* ledger) {
     const int bucket = number_of(each.first.substr(colon + 1), 0, kMatchBuckets - 1);
     history->tables[{each.first.substr(0, colon), bucket}] = counts;
   }
-  for (const auto& each : value.at("stops", what).object(what)) history->stops[each.first] = amount(each.second, what, 0, 1);
+  for (const auto& each : value.at("stops", what).object(what))
+    history->stops[each.first] = amount(each.second, what, 0, 1);
   for (const auto& each : value.at("balances", what).object(what))
     ledger->balances[each.first] = amount(each.second, what, -kMostAmount);
 }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../errors.h"
-
 namespace edgedecode {
 namespace {
 
@@ -33,11 +31,7 @@ int truncated(double value, int most) { return static_cast<int>(std::max(-1.0, s
 
 Scheduler::Scheduler(Experience* experience, SchedulerOptions options)
     : experience_(experience), costs_(experience->costs), ledger_(&experience->ledger),
-      acceptance_(&experience->history), options_(std::move(options)), patience_(kMissed) {
-  if (options_.draft_max < 1 || options_.draft_max > kMaxDraft)
-    throw input_error("draft length " + std::to_string(options_.draft_max) + " is out of range: 1 to " +
-                      std::to_string(kMaxDraft) + " for a scheduler");
-}
+      acceptance_(&experience->history), options_(std::move(options)), patience_(kMissed) {}
 
 bool Scheduler::is_model(const std::string& name) const {
   return std::find(options_.models.begin(), options_.models.end(), name) != options_.models.end();
@@ -258,7 +252,8 @@ Plan Scheduler::plain() {
   won_ = std::max(0.0, won_ - cost);
   Plan plan = made_plan(0, "", kNoSpeedUp);
   plan.rest = won_ != 0 ? 0 : rest(cost);
-  if (!options_.free.empty() && cost > kAskingShare) models_from_ = answered_ + 2 * plan.rest;  // of models all is known
+  if (!options_.free.empty() && cost > kAskingShare)
+    models_from_ = answered_ + 2 * plan.rest;  // of models all is known
   return plan;
 }
 

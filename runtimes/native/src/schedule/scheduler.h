@@ -16,7 +16,7 @@
 namespace edgedecode {
 
 struct SchedulerOptions {
-  int draft_max = 16;
+  int draft_max = 16;  // 1 to kMaxDraft
   std::set<std::string> free;       // drafters without a model
   std::vector<std::string> models;  // drafters with one
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "splits.h"
+#include "utf8.h"
 
 namespace edgedecode {
 namespace {
@@ -12,16 +13,6 @@ constexpr uint32_t kSyllables = 0xac00, kLeads = 0x1100, kVowels = 0x1161, kTail
 constexpr uint32_t kLeadCount = 19, kVowelCount = 21, kTailCount = 28, kSyllableCount = 11172;
 
 }  // namespace
-
-void append_utf8(uint32_t code, std::string& text) {
-  if (code < 0x80) {
-    text += static_cast<char>(code);
-    return;
-  }
-  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  text += static_cast<char>((0xf00 >> (more + 1) & 0xff) | code >> 6 * more);
-  for (int n = more - 1; n >= 0; --n) text += static_cast<char>(0x80 | (code >> 6 * n & 0x3f));
-}
 
 NormalForm::NormalForm(const Tables& tables)
     : forms_{tables.table<uint16_t>(Tables::kFormBlocks), tables.table<uint8_t>(Tables::kForms)},
@@ -59,7 +50,8 @@ uint32_t NormalForm::whole(uint32_t first, uint32_t second) const {
   const auto before = [](const Composed& each, const std::pair<uint32_t, uint32_t>& wanted) {
     return std::pair<uint32_t, uint32_t>(each.first, each.second) < wanted;
   };
-  const auto found = std::lower_bound(composed_.begin(), composed_.end(), std::pair<uint32_t, uint32_t>(first, second), before);
+  const auto found =
+      std::lower_bound(composed_.begin(), composed_.end(), std::pair<uint32_t, uint32_t>(first, second), before);
   return found != composed_.end() && found->first == first && found->second == second ? found->whole : 0;
 }
 
@@ -76,7 +68,8 @@ std::string NormalForm::composed(std::string_view text) const {
   for (size_t start = 0; start < parts.size();) {  // marks behind each starter
     size_t stop = start + 1;
     while (order(parts[start]) && stop < parts.size() && order(parts[stop])) ++stop;
-    std::stable_sort(parts.begin() + start, parts.begin() + stop, [this](uint32_t one, uint32_t two) { return order(one) < order(two); });
+    std::stable_sort(parts.begin() + start, parts.begin() + stop,
+                     [this](uint32_t one, uint32_t two) { return order(one) < order(two); });
     start = stop;
   }
   std::vector<uint32_t> found;

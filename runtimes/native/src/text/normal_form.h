@@ -34,6 +34,4 @@ class NormalForm {
   Table<Composed> composed_;
 };
 
-void append_utf8(uint32_t code, std::string& text);
-
 }  // namespace edgedecode

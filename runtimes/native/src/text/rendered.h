@@ -26,7 +26,8 @@ struct Rendered {
   Rendered rest(size_t start) const {
     Rendered found{text.substr(start), {}};
     for (const Span& each : messages) {
-      if (each.stop > start) found.messages.push_back({each.start > start ? each.start - start : 0, each.stop - start, each.own});
+      if (each.stop > start)
+        found.messages.push_back({each.start > start ? each.start - start : 0, each.stop - start, each.own});
     }
     return found;
   }

@@ -82,7 +82,8 @@ size_t Splits::match(uint32_t at, const uint8_t* classes, size_t start, size_t s
       if (last.most == last.least) ways.pop_back();
       else --last.most;
     }
-    if (budget-- == 0) throw manifest_error("tokenizer.bin has a pre-tokenizer that takes too long: package the model again");
+    if (budget-- == 0)
+      throw manifest_error("tokenizer.bin has a pre-tokenizer that takes too long: package the model again");
   }
 }
 

@@ -23,7 +23,9 @@ class Splits {
   bool empty() const { return steps_.count == 0; }
   Characters read(std::string_view text) const;
   // Calls `take` with the bounds of each word, in order.
-  void words(const Characters& text, const std::function<void(size_t, size_t)>& take) const { step(0, text, 0, text.classes.size(), take); }
+  void words(const Characters& text, const std::function<void(size_t, size_t)>& take) const {
+    step(0, text, 0, text.classes.size(), take);
+  }
 
  private:
   // An expression in order of precedence, without loops: jumps only go forward.

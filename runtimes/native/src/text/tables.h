@@ -1,4 +1,4 @@
-// A file of tables, mapped: pages are read when they are needed, and shared between processes.
+// A mapped file of tables.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../errors.h"
+#include "../pack/mapped.h"
 
 namespace edgedecode {
 
@@ -45,21 +46,17 @@ class Tables {
   };
 
   explicit Tables(const std::string& path);
-  ~Tables();
-  Tables(const Tables&) = delete;
-  Tables& operator=(const Tables&) = delete;
 
   template <typename T>
   Table<T> table(Name name) const {
     if (sizes_[name] % sizeof(T)) damaged();
-    return {reinterpret_cast<const T*>(data_ + starts_[name]), sizes_[name] / sizeof(T)};
+    return {reinterpret_cast<const T*>(file_.data() + starts_[name]), sizes_[name] / sizeof(T)};
   }
   [[noreturn]] void damaged() const;
 
  private:
   std::string path_;
-  const char* data_ = nullptr;
-  size_t size_ = 0;
+  Mapped file_;
   uint64_t starts_[kCount] = {}, sizes_[kCount] = {};
 };
 

@@ -12,7 +12,7 @@ constexpr char kReplacement[] = "\xef\xbf\xbd";
 std::string TokenText::push(const Ids& ids) {
   std::string text;
   for (int32_t id : ids) {
-    if (!tokenizer_->known(id) || (tokenizer_->special(id) && !keep_.count(id))) continue;
+    if (!tokenizer_->known(id) || tokenizer_->special(id)) continue;
     const std::string data = tokenizer_->own_bytes(id);
     if (tokenizer_->byte_level_) {
       text += bytes(data);
@@ -79,7 +79,8 @@ std::string TokenText::run() {
 // A text without the spaces that decoding strips from the start of the whole.
 std::string TokenText::stripped(std::string text) {
   size_t spaces = 0;
-  while (!started_ && spaces < text.size() && text[spaces] == ' ' && spaces_ < tokenizer_->stripped_) ++spaces, ++spaces_;
+  while (!started_ && spaces < text.size() && text[spaces] == ' ' && spaces_ < tokenizer_->stripped_)
+    ++spaces, ++spaces_;
   started_ |= spaces < text.size();
   return text.substr(spaces);
 }

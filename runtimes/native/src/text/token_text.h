@@ -1,18 +1,16 @@
 // A stream of ids as a stream of text, as in edgedecode/text/token_text.py.
 #pragma once
 
-#include <set>
 #include <string>
-#include <vector>
 
 #include "tokenizer.h"
 
 namespace edgedecode {
 
-// Text comes in complete characters and is never taken back. Special ids add nothing, except for those in `keep`.
+// Text comes in complete characters and is never taken back. Special ids add nothing.
 class TokenText {
  public:
-  explicit TokenText(const Tokenizer& tokenizer, std::set<int> keep = {}) : tokenizer_(&tokenizer), keep_(std::move(keep)) {}
+  explicit TokenText(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
   // The text that these ids complete.
   std::string push(const Ids& ids);
   // The rest, without an incomplete character at its end; starts a new text.
@@ -24,7 +22,6 @@ class TokenText {
   std::string stripped(std::string text);
 
   const Tokenizer* tokenizer_;
-  std::set<int> keep_;
   std::string partial_;  // bytes that begin a character
   std::string run_;      // byte tokens of SentencePiece: one invalid byte changes them all
   uint32_t spaces_ = 0;  // stripped so far

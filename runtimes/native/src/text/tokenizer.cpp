@@ -43,7 +43,9 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> Tokenizer::open(const std::string& path) { return std::unique_ptr<Tokenizer>(new Tokenizer(path)); }
+std::unique_ptr<Tokenizer> Tokenizer::open(const std::string& path) {
+  return std::unique_ptr<Tokenizer>(new Tokenizer(path));
+}
 
 Tokenizer::Tokenizer(const std::string& path) : tables_(path), splits_(tables_), normal_form_(tables_) {
   const auto facts = tables_.table<uint32_t>(Tables::kFacts);
@@ -104,13 +106,6 @@ int Tokenizer::vocabulary_id(std::string_view token) const {
   return found != sorted_.end() && spelled(*found) == token ? static_cast<int>(*found) : -1;
 }
 
-int Tokenizer::id(std::string_view token) const {
-  for (size_t place = 0; place < added_.count; ++place) {
-    if (added_text(place) == token) return static_cast<int>(added_[place]);
-  }
-  return vocabulary_id(token);
-}
-
 std::string Tokenizer::own_bytes(int id) const {
   if (!known(id)) return "";
   const std::string_view text = spelled(static_cast<uint32_t>(id));
@@ -138,7 +133,8 @@ Ids Tokenizer::prompt(std::string_view text) const {
 }
 
 Ids Tokenizer::encode(std::string_view text, const std::vector<Span>& messages) const {
-  if (text.size() >= kNone) throw input_error("a text has " + std::to_string(text.size()) + " bytes: the limit is 4294967294");
+  if (text.size() >= kNone)
+    throw input_error("a text has " + std::to_string(text.size()) + " bytes: the limit is 4294967294");
   for (size_t place = 0; place < text.size();) {
     const Utf8 next = utf8_at(text, place);
     if (next.kind != Utf8::kCharacter) {
@@ -191,7 +187,9 @@ Tokenizer::Found Tokenizer::added_at(const Section& in, bool late, const std::ve
     }
     if (in.start + length == in.stop) break;
     const auto next = static_cast<uint8_t>(in.text[in.start + length]);
-    const auto byte = [&](size_t n) { return added_text(n).size() > length ? static_cast<uint8_t>(added_text(n)[length]) : -1; };
+    const auto byte = [&](size_t n) {
+      return added_text(n).size() > length ? static_cast<uint8_t>(added_text(n)[length]) : -1;
+    };
     while (low < high) {  // halves until both ends have the byte
       const size_t middle = (low + high) / 2;
       if (byte(middle) < next) low = middle + 1;
@@ -224,7 +222,8 @@ bool Tokenizer::allowed(const Found& found, const std::vector<Span>& messages) c
 }
 
 const Span* Tokenizer::overlapping(const std::vector<Span>& messages, size_t start, size_t stop) {
-  const auto found = std::upper_bound(messages.begin(), messages.end(), start, [](size_t place, const Span& each) { return place < each.stop; });
+  const auto found = std::upper_bound(messages.begin(), messages.end(), start,
+                                      [](size_t place, const Span& each) { return place < each.stop; });
   return found != messages.end() && found->start < stop ? &*found : nullptr;
 }
 
@@ -236,11 +235,14 @@ void Tokenizer::stretch(const Section& in, const std::vector<Span>& messages, Id
   if (marked_) {
     text = replaced(text, " ", kSpaceMark);
     const bool begins = text.compare(0, sizeof(kSpaceMark) - 1, kSpaceMark) == 0;
-    const bool wanted = mark_ == Mark::kAlways || (!begins && (mark_ == Mark::kEach || (mark_ == Mark::kFirst && in.start == 0)));
+    const bool wanted =
+        mark_ == Mark::kAlways || (!begins && (mark_ == Mark::kEach || (mark_ == Mark::kFirst && in.start == 0)));
     if (wanted) text.insert(0, kSpaceMark);
   }
   if (splits_.empty()) return word(text, guarded, ids);
-  splits_.words(splits_.read(text), [&](size_t start, size_t stop) { word(std::string_view(text).substr(start, stop - start), guarded, ids); });
+  splits_.words(splits_.read(text), [&](size_t start, size_t stop) {
+    word(std::string_view(text).substr(start, stop - start), guarded, ids);
+  });
 }
 
 // guarded: a word that the model's own tokens make a control token of is cut behind its first character.
@@ -268,7 +270,8 @@ void Tokenizer::word(std::string_view word, bool guarded, Ids& ids) const {
 const Pair* Tokenizer::pair(uint32_t left, uint32_t right) const {
   const uint32_t start = pair_starts_.at(left), stop = pair_starts_.at(size_t{left} + 1);
   if (start > stop || stop > pairs_.count) tables_.damaged();
-  const auto found = std::lower_bound(pairs_.data + start, pairs_.data + stop, right, [](const Pair& each, uint32_t wanted) { return each.right < wanted; });
+  const auto found = std::lower_bound(pairs_.data + start, pairs_.data + stop, right,
+                                      [](const Pair& each, uint32_t wanted) { return each.right < wanted; });
   return found != pairs_.data + stop && found->right == right ? found : nullptr;
 }
 
@@ -294,7 +297,8 @@ void Tokenizer::pieces(std::string_view word, Ids& ids) const {
   std::priority_queue<Join> joins;
   const auto offer = [&](int32_t place) {
     if (place < 0 || symbols[place].after < 0) return;
-    if (const Pair* found = pair(symbols[place].id, symbols[symbols[place].after].id)) joins.push({found->rank, found->id, place});
+    if (const Pair* found = pair(symbols[place].id, symbols[symbols[place].after].id))
+      joins.push({found->rank, found->id, place});
   };
   for (size_t place = 0; place + 1 < symbols.size(); ++place) offer(static_cast<int32_t>(place));
   while (!joins.empty()) {

@@ -35,8 +35,6 @@ class Tokenizer {
   std::string bytes(int id) const;
   // The same, for special ids too.
   std::string own_bytes(int id) const;
-  // The id of a token as the vocabulary spells it, or -1.
-  int id(std::string_view token) const;
 
  private:
   friend class TokenText;

@@ -20,7 +20,8 @@ std::string dated(const std::string& text) {
   std::string found;
   const std::string mark = kDate;
   for (size_t place = 0;;) {
-    const size_t start = text.find(mark, place), stop = start == std::string::npos ? start : text.find(mark, start + mark.size());
+    const size_t start = text.find(mark, place),
+                 stop = start == std::string::npos ? start : text.find(mark, start + mark.size());
     found += text.substr(place, start - place);
     if (stop == std::string::npos) return found;
     const std::time_t now = std::time(nullptr);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace edgedecode {
@@ -19,7 +20,12 @@ inline Utf8 utf8_at(std::string_view text, size_t place) {
   if (first < 0x80) return {Utf8::kCharacter, 1};
   if (first < 0xc2 || first > 0xf4) return {Utf8::kInvalid, 1};
   const size_t more = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
-  uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  uint8_t least = first == 0xe0   ? 0xa0
+                  : first == 0xf0 ? 0x90
+                                  : 0x80,
+          most = first == 0xed   ? 0x9f
+                 : first == 0xf4 ? 0x8f
+                                 : 0xbf;
   for (size_t n = 1; n <= more; ++n, least = 0x80, most = 0xbf) {
     if (place + n == text.size()) return {Utf8::kPartial, n};
     const bool surrogate = first == 0xed && n == 1 && byte(place + 1) >= 0xa0 && byte(place + 1) <= 0xbf;
@@ -27,6 +33,16 @@ inline Utf8 utf8_at(std::string_view text, size_t place) {
     if (byte(place + n) < least || byte(place + n) > most) return {Utf8::kInvalid, n};
   }
   return {Utf8::kCharacter, more + 1};
+}
+
+inline void append_utf8(uint32_t code, std::string& text) {
+  if (code < 0x80) {
+    text += static_cast<char>(code);
+    return;
+  }
+  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+  text += static_cast<char>((0xf00 >> (more + 1) & 0xff) | code >> 6 * more);
+  for (int n = more - 1; n >= 0; --n) text += static_cast<char>(0x80 | (code >> 6 * n & 0x3f));
 }
 
 }  // namespace edgedecode

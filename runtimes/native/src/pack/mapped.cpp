@@ -1,0 +1,25 @@
+#include "mapped.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../errors.h"
+
+namespace edgedecode {
+
+Mapped::Mapped(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat found = {};
+  if (file >= 0 && fstat(file, &found) == 0 && found.st_size > 0) {
+    nbytes_ = found.st_size;
+    data_ = mmap(nullptr, static_cast<size_t>(nbytes_), PROT_READ, MAP_SHARED, file, 0);
+  }
+  if (file >= 0) ::close(file);
+  if (data_ == nullptr || data_ == MAP_FAILED) throw manifest_error(path + " cannot be mapped: copy the folder again");
+}
+
+Mapped::~Mapped() { munmap(data_, static_cast<size_t>(nbytes_)); }
+
+}  // namespace edgedecode
