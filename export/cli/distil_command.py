@@ -131,7 +131,7 @@ def _line(progress: Progress) -> str:
         f"{progress.seconds / 60:.0f} min: {total.length():.2f} tokens a round ({kinds}), accepted by depth {shares}; "
         f"predicted {progress.speed_up:.2f} times plain decoding"
     )
-    if trend is None:
+    if trend is None or not progress.hourly:  # a resumed work that was complete
         return line
     later = trend.at(progress.tokens + progress.hourly)
     more = later / total.length() - 1

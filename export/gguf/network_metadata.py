@@ -113,20 +113,18 @@ def _windows(writer: GGUFWriter, network: PreTrainedModel) -> None:
 
 def _shared(writer: GGUFWriter, config: Any) -> None:  # noqa: ANN401
     """Add the sizes of Gemma 4's layers, and which of them have no keys and values of their own."""
-    layers, shared = (
-        [config.per_layer_config[index] for index in range(config.num_hidden_layers)],
-        _shared_layers(config),
-    )
-    doubled = config.use_double_wide_mlp
+    layers = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    shared, doubled = _shared_layers(config), config.use_double_wide_mlp
     writer.add_feed_forward_length(
         [config.intermediate_size * (1 + (doubled and index >= len(layers) - shared)) for index in range(len(layers))]
     )
     writer.add_head_count_kv([each.num_key_value_heads for each in layers])
-    for kind, add in ((FULL, ("key_length", "value_length")), (SLIDING, ("key_length_swa", "value_length_swa"))):
-        size = config.per_layer_config[kind].head_dim
-        for name in add:
-            getattr(writer, f"add_{name}")(size)
-    writer.add_rope_dimension_count_swa(config.per_layer_config[SLIDING].head_dim)
+    full, window = (config.per_layer_config[kind].head_dim for kind in (FULL, SLIDING))
+    writer.add_key_length(full)
+    writer.add_value_length(full)
+    writer.add_key_length_swa(window)
+    writer.add_value_length_swa(window)
+    writer.add_rope_dimension_count_swa(window)
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-5
 """Relative difference below which frequencies are equal."""
-_STILL = 1e30
+STILL = 1e30
 """The factor of pairs that are not rotated, as in llama.cpp's conversion folder."""
 
 
@@ -78,7 +78,7 @@ def _rotation(
 ) -> Rotation:
     size, base = 2 * len(frequencies), float(parameters.get("rope_theta") or 10000.0)
     plain = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
-    turning = np.where(frequencies > 0, frequencies.astype(np.float64), plain / _STILL)
+    turning = np.where(frequencies > 0, frequencies.astype(np.float64), plain / STILL)
     factors = plain / turning
     kind = str(parameters.get("rope_type", "default"))
     if np.allclose(factors, factors[0], rtol=_TOLERANCE, atol=0) and strength == 1.0:

@@ -9,31 +9,30 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import ASSISTANT, HEAD_IDS
+from edgedecode.gguf.architectures import ASSISTANT
 from edgedecode.gguf.contents import Contents, read_contents
-from edgedecode.gguf.encoding import WrittenTensor, encoded_field, write_encoded
+from edgedecode.gguf.encoding import encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
 from edgedecode.gguf.header import OUTPUT
 from edgedecode.pack.manifest import ModelEntry
 
 from ..base_model import read_json, read_license
 from ..frameworks import fields_of, refused
+from ..gguf.rotation import STILL
 from ..graph.network import FULL, SLIDING
-from .gguf_head import written_tensor
+from .gguf_head import written_tensors
 from .head import FACTORS, HeadTensor
 from .head_entry import MOST_CONTEXT
 from .layouts import head_tensors
 
 _KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 _TARGET = "gemma4"
-_I64, _STILL = 27, 1e30
-"""ggml's number of 64-bit integers; the factor of frequencies that do not turn."""
 _MODEL = {
     "pre_projection": "nextn.pre_projection",
     "post_projection": "nextn.post_projection",
@@ -90,7 +89,7 @@ def read_assistant(source: Path) -> "AssistantFolder":
             raise ExportError(f"{source} has the tensor {name[:60]}, which an assistant has no use for here")
         placed[f"blk.{layer}.{found}.weight" if inside else f"{found}.weight"] = tensor
     layers, kinds = range(config.text_config.num_hidden_layers), config.text_config.layer_types
-    wanted = [*(f"blk.{layer}.{part}.weight" for layer in layers for part in _LAYER.values())]
+    wanted = [f"blk.{layer}.{part}.weight" for layer in layers for part in _LAYER.values()]
     missing = [name for name in (*wanted, *(f"{part}.weight" for part in _MODEL.values())) if name not in placed]
     if missing or len(kinds) != len(layers) or {*kinds} != {FULL, SLIDING}:
         raise ExportError(
@@ -111,11 +110,12 @@ class AssistantFolder:
         layer = self.config.text_config.layer_types.index(kind)
         return self.tensors[f"blk.{layer}.attn_q_norm.weight"].shape[0]
 
-    def check(self, target: ModelEntry, path: Path) -> None:
-        """Raise ExportError unless it is for this target, whose file is at `path`."""
+    def _of_target(self, target: ModelEntry, path: Path) -> Contents:
+        """Return the contents of the target's file. Raises ExportError if the assistant is for another target."""
         if target.architecture != _TARGET or not target.gguf:
             raise ExportError(f"the assistant is for Gemma 4 in a GGUF file, the target is a {target.architecture}")
-        contents = self._contents(path)
+        with refused():
+            contents = read_contents(path)
         theirs = [contents.integer(f"{_TARGET}.attention.key_length{each}") for each in ("", "_swa")]
         rows = self.tensors[OUTPUT].shape[0]
         pairs = {
@@ -128,30 +128,22 @@ class AssistantFolder:
                 raise ExportError(
                     f"the assistant is for {what} {found}, its target has {expected}: give the target's own"
                 )
-
-    @staticmethod
-    def _contents(path: Path) -> Contents:
-        with refused():
-            return read_contents(path)
+        return contents
 
     def write(
-        self, file: Path, target: ModelEntry, *, path: Path, ids: IntArray | None, bits: int | None, name: str
+        self, file: BinaryIO, target: ModelEntry, *, path: Path, ids: IntArray | None, bits: int, name: str
     ) -> ModelEntry:
-        """Write the file `name` of a pack at `file`, and return its entry.
+        """Write the file `name` of a pack, and return its entry. Raises ExportError for another target's assistant.
 
         path: of the target's file. ids: those that it proposes; None: all.
         """
-        bits = bits or (target.bits if target.bits in (4, 8) else 8)
+        fields = self._fields(target, self._of_target(target, path))
         text, tensors = self.config.text_config, dict(self.tensors)
         if ids is not None:
             whole = tensors[OUTPUT]
             tensors[OUTPUT] = HeadTensor((len(ids), whole.shape[1]), partial(_rows, whole, ids))
         tensors[FACTORS] = HeadTensor.of(self._factors())
-        written = [written_tensor(each, tensors[each], bits=bits) for each in sorted(tensors)]
-        if ids is not None:
-            written.append(WrittenTensor(HEAD_IDS, (len(ids),), _I64, ids.astype("<i8").tobytes()))
-        with file.open("wb") as out:
-            write_encoded(out, self._fields(target, path), written)
+        write_encoded(file, fields, written_tensors(tensors, ids, bits=bits))
         return ModelEntry(
             architecture=ASSISTANT.name,
             rows=tensors[OUTPUT].shape[0],
@@ -173,8 +165,8 @@ class AssistantFolder:
             taps=(target.layers + 1,),
         )
 
-    def _fields(self, target: ModelEntry, path: Path) -> list[bytes]:
-        text, kind, contents = self.config.text_config, ASSISTANT.name, self._contents(path)
+    def _fields(self, target: ModelEntry, contents: Contents) -> list[bytes]:
+        text, kind = self.config.text_config, ASSISTANT.name
         full, window = (self._head_size(each) for each in (FULL, SLIDING))
         heads = self.tensors["blk.0.attn_q.weight"].shape[0] // self._head_size(text.layer_types[0])
         numbers: dict[str, Value] = {
@@ -215,7 +207,7 @@ class AssistantFolder:
         """Return the divisors of the frequencies of layers without a window, of which only the first ones turn."""
         half = self._head_size(FULL) // 2
         turning = int(self.config.text_config.rope_parameters[FULL].get("partial_rotary_factor", 1.0) * half)
-        return np.where(np.arange(half) < turning, 1.0, _STILL).astype(np.float32)
+        return np.where(np.arange(half) < turning, 1.0, STILL).astype(np.float32)
 
 
 def _rows(whole: HeadTensor, ids: IntArray) -> FloatArray:

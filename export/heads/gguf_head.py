@@ -94,10 +94,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         *(encoded_field(f"{kind}.{name}", value, kind=BOOL) for name, value in flags.items()),
         encoded_field(f"{kind}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
     ]
-    tensors = [written_tensor(name, head.tensors[name], bits=bits) for name in sorted(head.tensors)]
-    if head.ids is not None:
-        tensors.append(WrittenTensor(HEAD_IDS, (len(head.ids),), _I64, head.ids.astype("<i8").tobytes()))
-    write_encoded(file, fields, tensors)
+    write_encoded(file, fields, written_tensors(head.tensors, head.ids, bits=bits))
 
 
 def stored_bits(tensor: HeadTensor, bits: int) -> int:
@@ -109,8 +106,15 @@ def stored_bits(tensor: HeadTensor, bits: int) -> int:
     return _KINDS[bits] if tensor.shape[-1] % BLOCK == 0 else _F16
 
 
-def written_tensor(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
-    """Return a tensor as it is written, rounded to these bits if it is a matrix in floats."""
+def written_tensors(tensors: Mapping[str, HeadTensor], ids: IntArray | None, *, bits: int) -> list[WrittenTensor]:
+    """Return a head's tensors and ids as they are written, matrices in floats rounded to these bits."""
+    written = [_written(name, tensors[name], bits=bits) for name in sorted(tensors)]
+    if ids is not None:
+        written.append(WrittenTensor(HEAD_IDS, (len(ids),), _I64, ids.astype("<i8").tobytes()))
+    return written
+
+
+def _written(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
     kind = stored_bits(tensor, bits)
 
     def data() -> list[bytes]:

@@ -52,22 +52,21 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
         target = manifest.models["target"]
         if manifest.head is not None and not replace:
             raise InputError(f"the pack has a head, {manifest.head.source}: remove it first (`edgedecode head remove`)")
+        located = manifest.located("target")
+        bits = bits or (target.bits if target.bits in (4, 8) else 8)
+        name = next(each for each in HEAD_NAMES if each not in manifest.files)
         if assistant is not None:
             ids = _frequent_ids(manifest, root) if target.rows > MTP_ROWS else None
-            path, name = root / manifest.located("target").gguf, _free_name(manifest)
-            assistant.check(target, path)
-            entry = assistant.write(change.place(name), target, path=path, ids=ids, bits=bits, name=name)
+            with change.place(name).open("wb") as file:
+                entry = assistant.write(file, target, path=root / located.gguf, ids=ids, bits=bits, name=name)
             change.value["head"] = asdict(entry)
-            change.remove(each for each in HEAD_NAMES if each != entry.gguf)
+            change.remove(each for each in HEAD_NAMES if each != name)
             return AddedHead(entry, (), doubtful=False)
         assert head is not None
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
-        located = manifest.located("target")
         if head.shape.is_mtp and head.ids is None and target.rows > MTP_ROWS:
             head = Head(head.shape, head.tensors, _frequent_ids(manifest, root))
         head, note, is_other = without_table(with_output(head, located, root), located, root)
-        bits = bits or (target.bits if target.bits in (4, 8) else 8)
-        name = _free_name(manifest)
         entry = head_entry(head, file=name, bits=bits, taps=taps, source=source.resolve().name)
         with change.place(name).open("wb") as file:
             write_gguf_head(file, head, bits=bits, taps=taps)
@@ -75,10 +74,6 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
         change.remove(each for each in HEAD_NAMES if each != name)
     named = _other_target(head, manifest)
     return AddedHead(entry, tuple(filter(None, (note, named))), is_other or bool(named))
-
-
-def _free_name(manifest: Manifest) -> str:
-    return next(each for each in HEAD_NAMES if each not in manifest.files)
 
 
 def remove_head(root: Path) -> ModelEntry:

@@ -27,7 +27,7 @@ from edgedecode.sessions.draft_models import preferred_drafters, role_of
 from edgedecode.user_notices import notice
 
 from ..stages import Stages
-from .text_file import write_text
+from .text_file import FILE, write_text
 
 NAME = "native.json"
 FORMAT, VERSION = "edgedecode-native", 1
@@ -81,7 +81,7 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
             notice(f"the adapters {', '.join(manifest.adapters)} stay behind: the native library takes none yet")
         check_place(out, nbytes=2 * sum(manifest.weights_nbytes(role) for role in manifest.models) + _MORE_NBYTES)
         with new_folder(out) as root:
-            text = write_text(tokenizer, root, name=f"{manifest.name}: the pack")
+            turns = write_text(tokenizer, root, name=f"{manifest.name}: the pack")
             models = _write_models(engine, manifest, pack, root, stages=stages, size=tokenizer.size, kv_type=kv_type)
             if (licenses := pack / "licenses").is_dir():
                 shutil.copytree(licenses, root / "licenses")
@@ -92,8 +92,8 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
                     vocabulary_size=manifest.vocabulary_size,
                     generation=manifest.generation,
                     end_ids=tuple(sorted(manifest.end_ids)),
-                    tokenizer=text.tokenizer,
-                    turns=text.turns,
+                    tokenizer=FILE,
+                    turns=turns,
                     models=models,
                     files=_listed(root),
                 )

@@ -63,22 +63,14 @@ class _Marks:
     composes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What native.json has of a tokenizer and of its chat template."""
-
-    tokenizer: str
-    turns: dict[str, object]
-
-
-def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> Text:
-    """Write a tokenizer's tables into a folder, and find out its chat template's turns.
+def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> dict[str, object]:
+    """Write a tokenizer's tables into a folder, and return its chat template's turns for native.json.
 
     name: for errors. Raises ExportError for a tokenizer or a template that the native library cannot do.
     """
     turns = turns_of(tokenizer.chat_template, name=name)
     write_tokenizer(tokenizer, folder / FILE, name=name)
-    return Text(FILE, turns.as_json())
+    return turns.as_json()
 
 
 def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
@@ -97,7 +89,7 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     classes, masks = programs.classes()
     code = [(kind, mask, *rest) for kind, mask, *rest in programs.code]
     forms = form_tables() if marks.composes else None
-    flags, added = _flags(inner, tokenizer, pieces, composes=bool(component_steps(inner.normalizer)), name=name)
+    flags, added = _flags(inner, tokenizer, pieces, name=name)
     leading, trailing = _around(inner, name)
     stripped = sum(int(str(step["start"])) for step in component_steps(inner.decoder) if step["type"] == "Strip")
     facts = [tokenizer.size, byte_level, model.whole_words, stripped, marks.marked, marks.when, marks.composes]
@@ -204,24 +196,24 @@ def _pairs(model: _Model, size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArra
 
 
 def _flags(
-    inner: tokenizers.Tokenizer, tokenizer: Tokenizer, pieces: Pieces, *, composes: bool, name: str
+    inner: tokenizers.Tokenizer, tokenizer: Tokenizer, pieces: Pieces, *, name: str
 ) -> tuple[list[int], list[tuple[bytes, int]]]:
-    """Return every token's flags, and the added tokens by their text. composes: whether there is a normalizer."""
-    flags = [0 if pieces.token(id) is None else _KNOWN for id in range(tokenizer.size)]
+    """Return every token's flags, and the added tokens by their text."""
+    flags, normalizes = [0] * tokenizer.size, bool(component_steps(inner.normalizer))
+    for id in range(tokenizer.size):
+        if (text := pieces.token(id)) is not None:
+            flags[id] = _KNOWN | _BYTE * (pieces.byte(text) is not None)
     control = ControlTokens(inner, tokenizer.chat_template.source)
     added = list[tuple[bytes, int]]()
     for id, token in inner.get_added_tokens_decoder().items():
-        if token.single_word or (token.normalized and composes and inner.normalizer is not None):
+        if token.single_word or (token.normalized and normalizes):
             what = "single words only" if token.single_word else "normalized text"
             raise ExportError(f"{name} looks for the added token {token.content!r} in {what}, {_LACKS}")
-        wanted = (token.special, token.content in control.texts, token.content in control.tags)
-        flags[id] |= sum(flag for flag, is_one in zip((_SPECIAL, _CONTROL, _TAG), wanted, strict=True) if is_one)
+        flags[id] |= _SPECIAL * token.special
+        flags[id] |= _CONTROL * (token.content in control.texts) | _TAG * (token.content in control.tags)
         flags[id] |= _LEFT * token.lstrip | _RIGHT * token.rstrip | _LATE * token.normalized
         if token.content:
             added.append((token.content.encode(), id))
-    for id in range(tokenizer.size):
-        if (token_text := pieces.token(id)) is not None and pieces.byte(token_text) is not None:
-            flags[id] |= _BYTE
     return flags, sorted(added)
 
 

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 
 from edgedecode.errors import EdgeDecodeError, ExportError
@@ -113,15 +113,10 @@ class Turns:
 
     def as_json(self) -> dict[str, object]:
         """Return what native.json has of it."""
-        pairs = {
-            name: dict(zip(("first", "later"), getattr(self, name), strict=True))
-            for name in ("answer", "question", "end")
-        }
-        names = ("start", "before_system", "behind_system", "before_last_system", "system_last")
-        writing = {
-            role: {name: getattr(how, name) for name in _Writing.__slots__} for role, how in self.writing.items()
-        }
-        return {**{name: getattr(self, name) for name in names}, **pairs, "writing": writing}
+        value = asdict(self)
+        for name in ("answer", "question", "end"):
+            value[name] = dict(zip(("first", "later"), value[name], strict=True))
+        return value
 
 
 def turns_of(template: ChatTemplate, *, name: str) -> Turns:
@@ -160,14 +155,14 @@ def _content(chance: random.Random, role: str) -> str:
 
 def _found(render: Callable[[Sequence[Sent]], str]) -> Turns:
     one, three = ["user"], ["user", "assistant"] * 3 + ["user"]
-    start, end = _between(render, one)
-    _, answer, question, later_answer, later_question, _, _, later_end = _between(render, three)
-    before, behind, system_end = _between(render, ["system", *one])
-    several = _places(render, ["system", *three])
-    last = several.index(0) > 0
-    if last and several != [1, 2, 3, 4, 5, 6, 0, 7]:
+    (start, end), _ = _between(render, one)
+    (_, answer, question, later_answer, later_question, _, _, later_end), _ = _between(render, three)
+    (before, behind, system_end), _ = _between(render, ["system", *one])
+    several, places = _between(render, ["system", *three])
+    last = places[0] != 0
+    if last and places != [1, 2, 3, 4, 5, 6, 0, 7]:
         raise ExportError("the system message stands neither first nor in the last turn")
-    before_last = _between(render, ["system", *three])[several.index(0)] if last else ""
+    before_last = several[places.index(0)] if last else ""
     if system_end != end:
         raise ExportError("a system message changes what comes after the user's")
     writing = {name: _writing(render, name) for name in _ROLES}
@@ -175,28 +170,22 @@ def _found(render: Callable[[Sequence[Sent]], str]) -> Turns:
     return Turns(start, before, behind, before_last, *pairs, last, writing)
 
 
-def _marked(render: Callable[[Sequence[Sent]], str], roles: Sequence[str]) -> str:
-    return render([Sent(role, _MARK.format(place)) for place, role in enumerate(roles)])
+def _between(render: Callable[[Sequence[Sent]], str], roles: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the texts before, between and after messages of these roles, and the order in which messages are written.
 
-
-def _places(render: Callable[[Sequence[Sent]], str], roles: Sequence[str]) -> list[int]:
-    """Return the messages in the order in which the template writes them. Raises ExportError if one comes twice."""
-    places = [int(place) for place in _FOUND.findall(_marked(render, roles))]
+    Raises ExportError unless each is written once.
+    """
+    parts = _FOUND.split(render([Sent(role, _MARK.format(place)) for place, role in enumerate(roles)]))
+    places = [int(place) for place in parts[1::2]]
     if sorted(places) != [*range(len(roles))]:
-        raise ExportError("it writes a message twice")
-    return places
-
-
-def _between(render: Callable[[Sequence[Sent]], str], roles: Sequence[str]) -> list[str]:
-    """Return the texts before, between and after messages of these roles."""
-    _places(render, roles)
-    return _FOUND.split(_marked(render, roles))[::2]
+        raise ExportError("it writes a message twice, or leaves one out")
+    return parts[::2], places
 
 
 def _writing(render: Callable[[Sequence[Sent]], str], name: str) -> _Writing:
     """Return how the template writes the contents of a role."""
     roles, place = _ROLES[name]
-    role, before = roles[place], _between(render, roles)
+    role, (before, _) = roles[place], _between(render, roles)
 
     def written(content: str) -> str:
         text = render([Sent(each, content if n == place else _MARK.format(n)) for n, each in enumerate(roles)])

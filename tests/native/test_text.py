@@ -214,11 +214,11 @@ def test_conversations_have_the_same_text_and_ids(native_check: Check, tmp_path:
     source = TEMPLATES.get(name) or (BUNDLED_PACK / "chat_template.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, bos_token="<|endoftext|>")
     tokenizer = Tokenizer(_bundled(), chat_template=template)
-    written = write_text(tokenizer, tmp_path, name="the pack")
-    (tmp_path / "turns.json").write_text(json.dumps(written.turns), encoding="utf-8")
+    turns = write_text(tokenizer, tmp_path, name="the pack")
+    (tmp_path / "turns.json").write_text(json.dumps(turns), encoding="utf-8")
     some = [*conversations(200, seed=1)]
     lines = [{"turns": [[each.role, each.content] for each in messages]} for messages in some]
-    arguments = (str(tmp_path / written.tokenizer), str(tmp_path / "turns.json"))
+    arguments = (str(tmp_path / FILE), str(tmp_path / "turns.json"))
     controls = 0
     for messages, found in zip(some, native_check("tokenizer", *arguments, lines=lines), strict=True):
         text = tokenizer.render([Message(each.role, each.content) for each in messages])
@@ -299,8 +299,8 @@ def test_damaged_files_are_refused(native_build: Path, tmp_path: Path) -> None:
 
 def test_damage_is_an_error_and_no_crash(native_check: Check, tmp_path: Path) -> None:
     """Two seconds; with -DEDGEDECODE_SANITIZE and more time it is what looks for faults."""
-    written = write_text(Tokenizer(byte_level()), tmp_path, name="the pack")
-    (tmp_path / "turns.json").write_text(json.dumps(written.turns), encoding="utf-8")
+    turns = write_text(Tokenizer(byte_level()), tmp_path, name="the pack")
+    (tmp_path / "turns.json").write_text(json.dumps(turns), encoding="utf-8")
     (found,) = native_check("fuzz-text", str(tmp_path / FILE), str(tmp_path / "turns.json"), "1", "2", lines=[])
     assert min(found["opened"], found["refused"]) > 0
     assert found["texts"] > found["failed"]

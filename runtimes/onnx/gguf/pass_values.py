@@ -20,7 +20,7 @@ from ..graph_session import LAYER_ROWS, ROTARY, ROW_NUMBERS
 from ..kernels.block_types import floats_of
 from ..onnx_engine import Untyped
 from .metadata import read_metadata
-from .rotation import FACTORS, rotary_frequencies
+from .rotation import FACTORS, rotary_frequencies, rotated
 
 _ROWS = 8
 """Rows that are unpacked at one time."""
@@ -53,10 +53,9 @@ class PassValues:
         values: dict[str, FloatArray | IntArray] = {}
         if self._table is not None:
             values[LAYER_ROWS] = self._layer_rows(tokens)
-        for window, (frequencies, strength) in self._rotations.items():
-            angles = positions[:, None] * frequencies
-            for name, part in zip(ROTARY, (np.cos(angles), np.sin(angles)), strict=True):
-                values[f"{name}{window}"] = (part * strength).astype(np.float32)
+        for window, rotation in self._rotations.items():
+            for name, table in zip(ROTARY, rotated(positions, *rotation), strict=True):
+                values[f"{name}{window}"] = table
         if self._rotations:
             values[ROW_NUMBERS] = np.arange(len(tokens), dtype=np.int64)[None]
         for name, array in values.items():

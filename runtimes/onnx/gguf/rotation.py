@@ -31,7 +31,11 @@ def factors_name(metadata: Metadata) -> str:
 
 def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, positions: IntArray, window: bool) -> Tables:
     """Return cosines and sines [positions, rotated values / 2]. window: of layers with a base of their own."""
-    frequencies, strength = rotary_frequencies(metadata, factors, window=window)
+    return rotated(positions, *rotary_frequencies(metadata, factors, window=window))
+
+
+def rotated(positions: IntArray, frequencies: Floats, strength: float) -> Tables:
+    """Return the tables of `rotary_tables` for what `rotary_frequencies` returns."""
     angles = positions[:, None] * frequencies
     return (np.cos(angles) * strength).astype(np.float32), (np.sin(angles) * strength).astype(np.float32)
 

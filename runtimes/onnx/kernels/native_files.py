@@ -40,8 +40,7 @@ def write_model(request: ModelRequest, graph: Graph, card: ModelCard, folder: Pa
     rows = rows_per_pass(entry, adapters=False)
     beside = request.beside.table if isinstance(request.beside, NativeModel) else None
     served = serve(entry, graph, root=request.root, threads=THREADS, rows=rows, taps=request.taps, beside=beside)
-    _check(served, request)
-    assert served is not None
+    served = _checked(served, request.name)
     if any(value.name == ROW_NUMBERS for value in GraphFile.parse(served.rewritten.data).inputs):
         raise CapabilityError(
             f"the {name} reads values that are computed for each pass, as Gemma 4 does, which the native library does "
@@ -79,9 +78,8 @@ class _Table:
         self.file = next((tiles[each] for each in tiles if self.table and self.table.tiles is places[each]), "")
 
 
-def _check(served: Served | None, request: ModelRequest) -> None:
-    """Raise CapabilityError for a model that our kernels do not run alone."""
-    name = request.name
+def _checked(served: Served | None, name: str) -> Served:
+    """Return what is served. Raises CapabilityError for a model that our kernels do not run alone."""
     if served is None:
         raise CapabilityError(f"the {name} does not run on our kernels here, the only ones that the native library has")
     if left := served.rewritten.left:
@@ -90,6 +88,7 @@ def _check(served: Served | None, request: ModelRequest) -> None:
             f"the {name} runs in part on ONNX Runtime's own kernels ({parts}), the native library runs ours only: "
             f"export it with --bits 4 or 8"
         )
+    return served
 
 
 def _outside(data: bytes, source: Path, place: Path) -> tuple[bytes, int]:

@@ -32,7 +32,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.contract.toy_gguf import GGUF, write_toy_gguf
 from tests.contract.toy_graph import ToyShape
-from tests.export.distil.killing import kill_when
+from tests.export.distil.stopping import kill_when
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 TOKENS = 1200

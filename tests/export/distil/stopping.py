@@ -1,10 +1,12 @@
-"""Kills a training in the middle."""
+"""Stops a training, or the writing of texts, in the middle."""
 
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from edgedecode.export.distil.texts import Text
 
 
 def kill_when(words: Sequence[str], out: Path, name: str, nbytes: int = 0) -> None:
@@ -18,3 +20,13 @@ def kill_when(words: Sequence[str], out: Path, name: str, nbytes: int = 0) -> No
         if not (out / "model.safetensors").exists():
             return
     raise AssertionError("the training was over each time before it was killed")
+
+
+def enough(count: int, told: list[Text]) -> Callable[[Text], bool]:
+    """Return an `advance` that wants this many texts."""
+
+    def advance(text: Text) -> bool:
+        told.append(text)
+        return len(told) < count
+
+    return advance
