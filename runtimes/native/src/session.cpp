@@ -461,7 +461,8 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
     throw;
   }
   leave();
-  if (stopped_ && cancelled_.exchange(false)) throw Error(EDGEDECODE_CANCELLED, "the answer was cancelled");
+  if (stopped_ && (cancelled_.exchange(false) || pack.closed_))  // a pack is closed before it cancels its sessions
+    throw Error(EDGEDECODE_CANCELLED, "the answer was cancelled");
   return static_cast<int>(answered_.size());
 }
 
