@@ -57,7 +57,8 @@ class NativeFolder:
     @property
     def value(self) -> dict[str, Any]:
         """The file's content."""
-        value = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        models = {role: replace(model, table=None) for role, model in self.models.items()}  # which asdict would copy
+        value = {"format": FORMAT, "version": VERSION, **asdict(replace(self, models=models))}
         for model in value["models"].values():
             del model["table"]
         return value

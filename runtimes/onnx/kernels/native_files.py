@@ -81,7 +81,10 @@ class _Table:
 def _checked(served: Served | None, name: str) -> Served:
     """Return what is served. Raises CapabilityError for a model that our kernels do not run alone."""
     if served is None:
-        raise CapabilityError(f"the {name} does not run on our kernels here, the only ones that the native library has")
+        raise CapabilityError(
+            f"the {name} does not run on our kernels here, the only ones that the native library has "
+            f"(`edgedecode devices -m PACK` says why)"
+        )
     if left := served.rewritten.left:
         parts = ", ".join(f"{count} {operator}" for operator, count in sorted(left.items()))
         raise CapabilityError(
