@@ -127,7 +127,7 @@ class Pair:
 
     @experience.setter
     def experience(self, experience: Experience) -> None:
-        experience.costs.pad_to(self.target.card.widths)
+        experience.costs.pad_to(self.target.card.widths, away=self.target.card.away_seconds)
         self.shared.experience = experience
 
     @property

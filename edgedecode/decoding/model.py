@@ -151,6 +151,8 @@ class ModelCard:
     widths: tuple[int, ...] = ()
     """Ascending widths of passes that give every row logits; a pass is padded to the next one, and more rows take
     several passes. Empty: a pass has any number of rows."""
+    away_seconds: float = 0.0
+    """Of a pass over several rows on the way to a server and back, which plain decoding, in a stream, does not take."""
 
 
 class State(Protocol):

@@ -26,12 +26,13 @@ class CostModel:
         """Measured over predicted time of drafting rounds."""
         self.widths: tuple[int, ...] = ()
         """As in `ModelCard.widths`."""
+        self.away = 0.0
 
-    def pad_to(self, widths: Sequence[int]) -> None:
-        """Take passes as padded to these widths from now on, `ModelCard.widths`; empty: as wide as their rows."""
-        self.widths = tuple(widths)
+    def pad_to(self, widths: Sequence[int], *, away: float = 0.0) -> None:
+        """Take passes as padded to these widths from now on; empty: as wide as their rows. away: as in `ModelCard`."""
+        self.widths, self.away = tuple(widths), away
         for table in self.tables.values():
-            table.widths, table._curve = self.widths, []
+            table.widths, table.away, table._curve = self.widths, away, []
 
     def doubt(self, *, loaded: bool = False) -> None:
         """Take everything measured so far as a guess that counts as one measurement at most. loaded: as for tables."""
@@ -51,6 +52,7 @@ class CostModel:
             near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
             known = CostTable() if near is None else self.tables[near]
             self.tables[bucket] = CostTable(known.step, known.known_beta, widths=self.widths)
+            self.tables[bucket].away = self.away
         return self.tables[bucket]
 
     def observe(self, cost: RoundCost, *, context_tokens: int) -> bool:

@@ -54,12 +54,13 @@ class CostTable:
 
     step: seconds of a baseline step, the unit of all other costs; None: not measured yet. beta: float64 [WIDEST + 1],
     the cost of one more row by width, in baseline steps; 0 if never measured. seen: decaying number of passes measured,
-    by width; wider passes count as WIDEST. plain: baseline passes measured. widths: as in `ModelCard.widths`.
+    by width; wider passes count as WIDEST. plain: baseline passes measured. widths, away: as in `ModelCard`; what
+    passes of several rows take on the way is known from the start, and no part of β.
     """
 
     __slots__ = (
         *("_curve", "_first_step", "_kept", "_least", "_plain", "_stale", "_wide"),
-        *("beta", "fits", "plain", "seen", "step", "widths"),
+        *("away", "beta", "fits", "plain", "seen", "step", "widths"),
     )
 
     def __init__(
@@ -70,7 +71,7 @@ class CostTable:
         plain: int | None = None,
         widths: Sequence[int] = (),
     ) -> None:
-        self.widths = tuple(widths)
+        self.widths, self.away = tuple(widths), 0.0
         self.step = step
         self._plain = Recent(step)
         self._first_step: float | None = None
@@ -151,10 +152,12 @@ class CostTable:
                 self._curve = []
             if self.step is not None or not self._plain.few:
                 self.step = self._plain.value
+                self._curve = [] if self.away else self._curve
             return
         if self.step is None:
             return
-        predicted = self.step * self.c(width)
+        seconds = max(seconds - self.away, self.step) if self.away else seconds
+        predicted = self.step * self.c(width) - self.away
         width = min(width, WIDEST)
         # Other work makes a pass slower, never faster, and what is doubted bounds nothing.
         if self._kept is None or self.seen[width]:
@@ -187,6 +190,11 @@ class CostTable:
             from .fixed_widths import fixed_curve
 
             self._curve, self._least = (fixed_curve(found, self.widths) for found in (self._curve, self._least))
+        if self.away and self.step is not None:
+            more = self.away / self.step
+            self._curve, self._least = (
+                found[:2] + [each + more for each in found[2:]] for found in (self._curve, self._least)
+            )
 
     def _weights(self) -> npt.NDArray[np.float64]:
         """Return the weights of the passes measured at each width, at each other, [measured, width]."""

@@ -66,8 +66,8 @@ class Prices:
 
     @property
     def padded(self) -> bool:
-        """Whether passes have fixed widths, as on an NPU and over a network."""
-        return bool(self._table.widths)
+        """Whether passes of several rows have a large fixed part: of fixed widths, as on an NPU, or over a network."""
+        return bool(self._table.widths) or self._table.away > self.seconds / 2
 
     def slack(self, length: int, most: int) -> int:
         """Return a draft length up to `most` tokens longer, unless the next row is dearer than the ones before it."""

@@ -199,7 +199,7 @@ class Scheduler:
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
         if self._answered >= self._models_from or self._current in self.models:
             arms += [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
-        plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
+        plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room, prices)
         if plan is None:
             return self._plain()
         self.ledger.empty_rounds = 0
@@ -222,9 +222,7 @@ class Scheduler:
 
     def _explore(self, arms: Sequence[_Arm], prices: Prices) -> Plan | None:
         """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
-        best, most, allowed = None, SWITCH, math.inf
-        if prices.padded and prices.round(1) > DEAR:
-            allowed = DEAR_SHARE * (self._emitted + HORIZON)
+        best, most, allowed = None, SWITCH, self._allowed(prices)
         for arm in arms:
             if self.ledger.funds(arm.account) <= 0:
                 continue
@@ -242,9 +240,16 @@ class Scheduler:
                 best, most = Plan(length, name, read_max=arm.plan.read_max, reason="exploring"), hope
         return best
 
-    def _probe(self, offers: Sequence[Offer], room: int) -> Plan | None:
+    def _allowed(self, prices: Prices) -> float:
+        """Return how much a draft that only explores may cost, by `DEAR`."""
+        dear = prices.padded and prices.round(1) > DEAR
+        return DEAR_SHARE * (self._emitted + HORIZON) if dear else math.inf
+
+    def _probe(self, offers: Sequence[Offer], room: int, prices: Prices) -> Plan | None:
         """Return the plan of a short lookup if many would have been right: its cost may be known wrongly."""
         if self._missed < max(self._patience, self._misses) or not offers:
+            return None
+        if prices.round(EXPLORED_LENGTH) - 1 > self._allowed(prices):
             return None
         offer = max(offers, key=lambda offer: offer.match)
         return Plan(min(EXPLORED_LENGTH, offer.length, room), offer.drafter, reason=PROBING)

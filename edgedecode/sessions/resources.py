@@ -98,7 +98,7 @@ class Resources:
     def __post_init__(self) -> None:
         template, token_id = self.tokenizer.chat_template.source, self.tokenizer.token_to_id
         self.thinking = self.manifest.thinking or thinking_in(template, token_id)
-        self.experience.costs.pad_to(self.target.card.widths)
+        self.experience.costs.pad_to(self.target.card.widths, away=self.target.card.away_seconds)
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from threading import Thread
 from time import monotonic, sleep
 from urllib.parse import SplitResult, urlsplit
 
@@ -22,8 +23,6 @@ _CONNECT_SECONDS = 5.0
 _PAUSE = 0.25
 """Seconds until a server that is busy is asked again."""
 _BUSY = (429, 503)
-_ALREADY = 0.001
-"""Seconds for the rest of a reply that should have come."""
 
 
 class TargetFailed(EdgeDecodeError):
@@ -79,10 +78,10 @@ class Connection:
                 raise InputError(f"the environment variable {key_variable} holds no key: set it, one line of ASCII")
             self._headers["Authorization"] = f"Bearer {key}"
         self._open: http.client.HTTPConnection | None = None
-        self._rest: http.client.HTTPResponse | None = None
-        """A reply that was not read to its end."""
+        self._ahead: Thread | None = None
+        """Connects, before there is a request."""
         self._streams: Connection | None = None
-        """That of the last stream, if the next one may use it."""
+        """For the next stream."""
         self.counts = Counts()
 
     @property
@@ -100,16 +99,15 @@ class Connection:
         """Return the JSON object at a path. Raises TargetFailed."""
         return self._asked("GET", path, None)
 
-    def events(self, path: str, body: Mapping[str, object], *, few: bool = False) -> Generator[dict[str, JsonValue]]:
+    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, JsonValue]]:
         """Yield the events of a streamed reply, server-sent ones or an object a line. Raises TargetFailed.
 
         Each may take as long as a reply. It has a connection of its own, which closing the iterator ends, so that the
-        server writes no more. few: there is little to come, and the next stream may use the connection once it has.
+        server writes no more; that of the next stream is opened meanwhile.
         """
-        own, self._streams, kept = self._streams or self._another(), None, False
+        own, self._streams, whole = self._streams or self._another(), None, False
         try:
-            with own._told():
-                own._rest = reply = own._begun("POST", path, body, monotonic() + self.seconds)
+            with own._told(), own._begun("POST", path, body, monotonic() + self.seconds) as reply:
                 while line := reply.readline(_PIECE):
                     self.counts.received += len(line)
                     own._wait_until(monotonic() + self.seconds)
@@ -118,29 +116,47 @@ class Connection:
                     event = self._object(path, line.removeprefix(b"data: "))
                     if event.get("error"):
                         raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
-                    kept = few
                     yield event
-                    kept = False
-                kept = True
+                whole = not reply.will_close
         finally:
-            if kept and self._streams is None:
+            if not whole:
+                own.close()
+                own._connect_ahead()
+            if self._streams is None:
                 self._streams = own
             else:
                 own.close()
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
-        for each in (self._open, self._streams, self._rest):
+        if self._ahead is not None:
+            self._ahead.join()
+        for each in (self._open, self._streams):
             if each is not None:
                 with suppress(OSError):
                     each.close()
-        self._open = self._streams = self._rest = None
+        self._open = self._streams = self._ahead = None
 
     def _another(self) -> Connection:
         """Return a connection to the same server."""
         found = copy(self)
-        found._open = found._streams = found._rest = None
+        found._open = found._streams = found._ahead = None
         return found
+
+    def _connect_ahead(self) -> None:
+        opening = self._open = self._made()
+
+        def connect() -> None:
+            with suppress(OSError):  # the request tells
+                opening.connect()
+
+        self._ahead = Thread(target=connect, daemon=True)
+        self._ahead.start()
+
+    def _made(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
+        assert self.parts.hostname is not None
+        return kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
 
     def _asked(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, JsonValue]:
         deadline = monotonic() + self.seconds
@@ -186,8 +202,6 @@ class Connection:
 
     def _replied(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
         """Send a request, again if the server had closed a connection on which nothing was sent for a while."""
-        if not self._is_free():
-            self.close()
         kept = self._open is not None
         try:
             return self._sent(method, path, data, deadline)
@@ -198,11 +212,11 @@ class Connection:
             return self._sent(method, path, data, deadline)
 
     def _sent(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
-        if self._open is None:
-            secure = self.parts.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            assert self.parts.hostname is not None
-            self._open = kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
+        if self._ahead is not None:
+            self._ahead.join()
+            self._ahead = None
+        self._open = self._open or self._made()
+        if self._open.sock is None:
             self._open.connect()
         self._wait_until(deadline)
         base = self.parts.path.rstrip("/").removesuffix("/v1")  # with which OpenAI's clients are given it
@@ -217,26 +231,11 @@ class Connection:
             if size > _MOST_NBYTES:
                 raise http.client.HTTPException(f"its reply has more than {_MOST_NBYTES >> 20} MB")
             self._wait_until(deadline)
-        reply.close()  # as in `_is_free`
+        reply.close()  # only then may the next request be sent
         if reply.will_close:
             self.close()
         self.counts.received += size
         return b"".join(pieces)
-
-    def _is_free(self) -> bool:
-        """Return whether the last reply has come as a whole: its rest is read without waiting for it."""
-        rest, self._rest = self._rest, None
-        if rest is None or self._open is None or self._open.sock is None:
-            return rest is None
-        self._open.sock.settimeout(_ALREADY)
-        try:
-            while rest.read1(_PIECE):
-                pass
-        except (OSError, http.client.HTTPException, ValueError):
-            return False
-        finally:
-            rest.close()  # only then may the next request be sent
-        return not rest.will_close
 
     def _wait_until(self, deadline: float) -> None:
         """Limit the time of the next reading. Raises TimeoutError."""

@@ -52,7 +52,7 @@ class RemoteState:
         self.sampling: Mapping[str, float] = {}
         self.streams, self.switches, self.limit = False, False, 1
         self.stream: TokenStream | None = None
-        self.plain, self._patience = 0, 1
+        self.plain, self.patience = 0, 1
         self.alone = ""
         """Why the device's model goes on alone in this answer; empty: it does not."""
 
@@ -83,20 +83,15 @@ class RemoteState:
         if begins:
             self.alone = ""
             self.end_stream()
-            self._patience = 1
-
-    def begins_stream(self) -> bool:
-        """Return whether the server should write on alone: as many rows as it takes were asked for one by one."""
-        self.plain += 1
-        return self.streams and self.plain >= self._patience
+            self.patience = 1
 
     def end_stream(self) -> None:
-        """Stop what the server writes. Unless the device's model goes on, the next time takes twice as many rows."""
+        """Stop what the server writes. With a seed it reads all again for the next one, which waits twice as long."""
         if self.stream is not None:
             self.stream.close()
             self.stream = None
-            if not self.switches:
-                self._patience = min(_LONGEST_PATIENCE, 2 * self._patience)
+            if self.sampling.get("temperature"):
+                self.patience = min(_LONGEST_PATIENCE, 2 * self.patience)
         self.plain = 0
 
     def close(self) -> None:
@@ -219,9 +214,10 @@ class RemoteModel:
             state.end_stream()
         if count > 1 or kind.write is None:
             return None
-        if kind.ask is not None:
+        if kind.ask is not None and state.stream is None:
+            state.plain += 1
             drawn = state.sampling.get("temperature") and (state.switches or not kind.seeded)
-            if drawn or not (state.stream is not None or state.begins_stream()):
+            if drawn or not state.streams or state.plain < state.patience:
                 return None
         while True:
             begins = state.stream is None

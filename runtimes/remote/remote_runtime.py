@@ -90,14 +90,14 @@ class RemoteRuntime:
 
     def _opened(self, request: ModelRequest, spare: LanguageModel | None) -> RemoteModel:
         server, connection = self._server, self._connection
-        context, model, far = _USUAL_CONTEXT, server.model, False
+        context, model, away = _USUAL_CONTEXT, server.model, 0.0
         try:
             props, model = self._asked_about()
             context = _context_in(props) or context
             if self._kind.text:
                 asked = monotonic()
                 self._check_tokenizer(model)
-                far = monotonic() - asked >= _FAR_SECONDS
+                away = monotonic() - asked
             secure = connection.parts.scheme == "https" or _is_here(connection.parts.hostname or "")
             plainly = "" if secure else ", unencrypted"
             notice(f"the text leaves this device{plainly}: {connection.host} {self._kind.does}")
@@ -117,7 +117,8 @@ class RemoteRuntime:
             rollback=self._kind.verifies,
             top_rows=self._kind.most_top,
             draws=self._kind.ask is None,
-            widths=(1, _MOST_ROWS) if far else (),
+            widths=(1, _MOST_ROWS) if away >= _FAR_SECONDS else (),
+            away_seconds=away if self._kind.verifies and self._kind.write is not None else 0.0,
         )
         budget, device = request.budget, self._text
         return RemoteModel(connection, self._kind, card, model=model, device=device, budget=budget, spare=spare)

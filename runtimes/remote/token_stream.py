@@ -58,7 +58,7 @@ class Begun:
 
     def events(self, connection: Connection, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         named = {"model": self.model} if self.model else {}
-        with closing(connection.events(path, {**named, **body, "stream": True}, few=self.most <= FEW)) as events:
+        with closing(connection.events(path, {**named, **body, "stream": True})) as events:
             yield from events
 
 

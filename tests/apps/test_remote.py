@@ -263,3 +263,4 @@ def test_a_far_server_is_known_by_its_first_requests(server: Running) -> None:
     """A short draft then tells what a long one costs."""
     with answering(delayed(server.port, 0.03)) as url, remote(url) as device:
         assert device.target.card.widths == (1, 17)
+        assert 0.03 <= device.target.card.away_seconds < 0.5
