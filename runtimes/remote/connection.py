@@ -80,8 +80,8 @@ class Connection:
         self._open: http.client.HTTPConnection | None = None
         self._ahead: Thread | None = None
         """Connects, before there is a request."""
-        self._streams: Connection | None = None
-        """For the next stream."""
+        self._streams: list[Connection] = []
+        """For the next streams."""
         self.counts = Counts()
 
     @property
@@ -105,7 +105,7 @@ class Connection:
         Each may take as long as a reply. It has a connection of its own, which closing the iterator ends, so that the
         server writes no more; that of the next stream is opened meanwhile.
         """
-        own, self._streams, whole = self._streams or self._another(), None, False
+        own, whole = self._streams.pop() if self._streams else self._another(), False
         try:
             with own._told(), own._begun("POST", path, body, monotonic() + self.seconds) as reply:
                 while line := reply.readline(_PIECE):
@@ -122,25 +122,22 @@ class Connection:
             if not whole:
                 own.close()
                 own._connect_ahead()
-            if self._streams is None:
-                self._streams = own
-            else:
-                own.close()
+            self._streams.append(own)
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
         if self._ahead is not None:
             self._ahead.join()
-        for each in (self._open, self._streams):
+        for each in (self._open, *self._streams):
             if each is not None:
                 with suppress(OSError):
                     each.close()
-        self._open = self._streams = self._ahead = None
+        self._open, self._streams, self._ahead = None, [], None
 
     def _another(self) -> Connection:
         """Return a connection to the same server."""
         found = copy(self)
-        found._open = found._streams = found._ahead = None
+        found._open, found._streams, found._ahead = None, [], None
         return found
 
     def _connect_ahead(self) -> None:
