@@ -154,6 +154,8 @@ def test_memory_given_back_changes_no_text(pack: NativePack) -> None:
     assert gone[0] > 0
     named.generate(message=PROMPTS[0], max_tokens=MOST, seed=5)
     assert named.tokens() == first
+    with pytest.raises(NativeError, match="drafts were given back by edgedecode_trim_memory"):
+        pack.session(drafter="trim")
     session.close()
     named.close()
 
@@ -213,13 +215,15 @@ def test_closed_from_its_own_callback(pack: NativePack) -> None:
     ("request_", "words"),
     [
         ({}, "one of message, prompt and tokens"),
-        ({"message": 3}, "message"),
+        ({"message": 3}, "message is 3: expected a string"),
+        ({"message": "a", "max_tokens": "5"}, 'max_tokens is "5": expected a whole number'),
+        ({"message": "a", "top_k": 1.5}, "top_k is 1.5: expected a whole number"),
         ({"message": "a", "prompt": "b"}, "has 2"),
         ({"message": "a", "max_tokens": 0}, "max_tokens 0 is out of range: 1 or more"),
         ({"message": "a", "stop": "b"}, "stop"),
         ({"message": "a", "stop": [""]}, "a stop string cannot be empty"),
         ({"message": "a", "temperature": -1}, "temperature -1 is out of range: 0 (greedy), or 0.000001 to 100"),
-        ({"message": "a", "warmth": 1}, "unknown field warmth"),
+        ({"message": "a", "warmth": 1}, "unknown field warmth: message, prompt, tokens, max_tokens, stop, seed, temperature"),
         ({"tokens": [10**6]}, "token id 1000000 is not in the vocabulary"),
         ({"prompt": "word " * 3000}, "prompt is too long"),
         ({"message": "a", "logit_bias": {"99999999": 1}}, "logit_bias has the id 99999999"),
@@ -234,11 +238,24 @@ def test_bad_requests(pack: NativePack, request_: dict[str, Any], words: str) ->
     session.close()
 
 
-def test_bad_options(pack: NativePack, folder: Path) -> None:
+def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
     library = pack.library
-    for options, words in (({"drafter": "oracle"}, "unknown drafter oracle"), ({"adapter": "a"}, "no adapters")):
+    for options, words in (
+        ({"drafter": "oracle"}, "unknown drafter oracle"),
+        ({"adapter": "a"}, "no adapters"),
+        ({"draft_max": 65}, "draft_max 65 is out of range: 0 to 64"),
+        ({"warmth": 1}, "unknown option warmth: system, drafter, draft_max, seed, ignore_eos, temperature, "),
+    ):
         with pytest.raises(NativeError, match=words):
             pack.session(**options)
+    for name, value in (("verify", "yes"), ("experience", 3), ("memory", 1.5), ("drafts", 1), ("threads", "two")):
+        for call in (library.plan, library.open):
+            with pytest.raises(NativeError, match=f"^{name} is {json.dumps(value)}: expected "):
+                call(folder, **{name: value})
+    with pytest.raises(NativeError, match="threads 1000 is out of range: 0 to 256"):
+        library.plan(folder, threads=1000)
+    with pytest.raises(NativeError, match=r"experience: .*/nowhere/file cannot be written"):
+        library.open(folder, engine=str(ENGINE), experience=str(tmp_path / "nowhere" / "file"))
     with pytest.raises(NativeError, match="budget"):
         library.open(folder, engine=str(ENGINE), memory=1000)
     with pytest.raises(NativeError, match="unknown option window"):
@@ -248,6 +265,48 @@ def test_bad_options(pack: NativePack, folder: Path) -> None:
     plan = library.plan(folder, context=512)
     assert plan["total"] == sum(plan["holders"].values())
     assert plan["context"] == 512
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"warmth": 1}, r"native.json: generation: unknown sampling option warmth: temperature, top_k"),
+        ({"top_p": 2}, r"native.json: generation: top_p 2 is out of range"),
+        ({"top_p": "much"}, r'native.json: generation: top_p is "much": expected a number'),
+    ],
+)
+def test_bad_defaults_of_a_model(
+    pack: NativePack, folder: Path, tmp_path: Path, sampling: dict[str, Any], words: str
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    described = json.loads((folder / "native.json").read_text())
+    described["generation"]["sampling"] = sampling
+    (tmp_path / "native.json").unlink()
+    (tmp_path / "native.json").write_text(json.dumps(described))
+    with pytest.raises(NativeError, match=words):
+        pack.library.open(tmp_path, engine=str(ENGINE))
+
+
+def test_what_was_learnt_is_kept(native_build: Path, folder: Path, tmp_path: Path) -> None:
+    library, file = Library(native_build / "libedgedecode.so"), tmp_path / "experience.json"
+    assert library.c.edgedecode_version().decode() == edgedecode.__version__
+    opened = library.open(folder, engine=str(ENGINE), experience=str(file))
+    assert json.loads(file.read_text())["tables"] == {}
+    session = opened.session()
+    session.generate(message=PROMPTS[0], max_tokens=MOST)
+    file.unlink()
+    file.mkdir()
+    opened.close()
+    assert library.error.endswith("cannot be written: give a file in a folder of the app")
+    file.rmdir()
+    session.close()
+    opened = library.open(folder, engine=str(ENGINE), experience=str(file))
+    session = opened.session()
+    session.generate(message=PROMPTS[0], max_tokens=MOST)
+    opened.close()
+    assert library.error == ""
+    assert json.loads(file.read_text())["tables"]["0"]["plain"] > 0
 
 
 @pytest.mark.parametrize("words", [("--plan", "--seed", "1"), ("--json", "--info"), ("--info", "why"), ("--seed",)])

@@ -10,16 +10,6 @@
 namespace edgedecode {
 namespace {
 
-OpenOptions options_of(const Json& given) {
-  OpenOptions options;
-  if (const Json* found = given.find("engine")) options.engine = found->string("engine");
-  if (const Json* found = given.find("memory")) options.memory = found->integer("memory");
-  if (const Json* found = given.find("context")) options.context = static_cast<int>(found->integer("context"));
-  if (const Json* found = given.find("threads")) options.threads = static_cast<int>(found->integer("threads"));
-  if (const Json* found = given.find("drafts")) options.drafts = found->boolean("drafts");
-  return options;
-}
-
 std::vector<int> integers(const Json& list) {
   std::vector<int> found;
   for (const Json& each : list.array("list")) found.push_back(static_cast<int>(each.integer("list")));
@@ -27,9 +17,7 @@ std::vector<int> integers(const Json& list) {
 }
 
 std::string digest(const float* values, size_t count) {
-  Sha256 found;
-  found.add(values, count * sizeof(float));
-  return found.hex();
+  return sha256(values, count * sizeof(float));
 }
 
 Json described(const Error& error) { return Json::Object{{"error", error.what()}, {"code", error.code}}; }
@@ -110,7 +98,7 @@ class Runner {
 
 int run_model(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
   const auto models =
-      open_models(PackManifest::read(arguments.at(0)), options_of(Json::parse(arguments.at(1), "options")), {});
+      open_models(PackManifest::read(arguments.at(0)), OpenOptions::read(Json::parse(arguments.at(1), "options")), {});
   Runner runner(*models);
   std::string line;
   while (std::getline(in, line)) {
@@ -123,16 +111,15 @@ int run_model(const std::vector<std::string>& arguments, std::istream& in, std::
   return 0;
 }
 
-// For each line, a folder or options: the holders of the plan, or the error.
+// For each line, options: the holders of the plan, or the error.
 int run_plan(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
   std::string line;
   while (std::getline(in, line)) {
     try {
-      const Json given = Json::parse(line, "options");
-      const PackManifest pack =
-          PackManifest::read(given.find("folder") ? given.find("folder")->string("folder") : arguments.at(0));
-      if (given.find("verify") != nullptr) pack.verify();
-      const MemoryPlan plan = plan_memory(pack, options_of(given), {}, 10 << 20);
+      const OpenOptions given = OpenOptions::read(Json::parse(line, "options"));
+      const PackManifest pack = PackManifest::read(arguments.at(0));
+      if (given.verify) pack.verify();
+      const MemoryPlan plan = plan_memory(pack, given, {}, 10 << 20);
       Json holders = Json::Object{};
       for (const Holder& each : plan.holders) holders.set(each.name, each.nbytes);
       Json::Array cuts(plan.cuts.begin(), plan.cuts.end());

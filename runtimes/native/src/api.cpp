@@ -78,7 +78,7 @@ Handle& checked(Handle* handle) {
 
 extern "C" {
 
-const char* edgedecode_version(void) { return "0.1.0"; }
+const char* edgedecode_version(void) { return EDGEDECODE_VERSION; }
 
 const char* edgedecode_last_error(void) { return last_error().c_str(); }
 

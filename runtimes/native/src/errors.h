@@ -20,4 +20,9 @@ inline Error manifest_error(const std::string& sentence) { return {EDGEDECODE_FA
 inline Error capability_error(const std::string& sentence) { return {EDGEDECODE_FAILED, sentence}; }
 inline Error budget_exceeded(const std::string& sentence) { return {EDGEDECODE_OVER_BUDGET, sentence}; }
 
+// Of an option, a field or a drafter that nobody has; known: those that there are.
+inline Error unknown_name(const std::string& kind, const std::string& name, const std::string& known) {
+  return input_error("unknown " + kind + " " + name.substr(0, 60) + ": " + known);
+}
+
 }  // namespace edgedecode

@@ -1,5 +1,6 @@
 #include "json.h"
 
+#include <errno.h>
 #include <locale.h>
 #include <stdlib.h>
 
@@ -27,9 +28,11 @@ class Parser {
   Parser(const std::string& text, const std::string& subject) : text_(text), subject_(subject) {}
 
   Json document() {
+    at_ = std::min(invalid_utf8(text_), text_.size());
+    if (at_ < text_.size()) fail("bytes that are not UTF-8");
+    at_ = 0;
     Json found = value(0);
-    skip_space();
-    if (at_ != text_.size()) fail("more text after the end");
+    if (!ends()) fail("more text after the end");
     return found;
   }
 
@@ -38,143 +41,105 @@ class Parser {
     throw input_error(subject_ + " is not valid JSON, at character " + std::to_string(at_ + 1) + ": " + what);
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-  bool take(char wanted) {
-    if (at_ >= text_.size() || text_[at_] != wanted) return false;
-    at_++;
-    return true;
-  }
-  void skip_space() {
-    while (at_ < text_.size() && strchr(" \t\n\r", text_[at_]) != nullptr && text_[at_] != '\0') at_++;
-  }
   bool digit() const { return peek() >= '0' && peek() <= '9'; }
+  bool take(char wanted) {
+    const bool found = at_ < text_.size() && text_[at_] == wanted;
+    at_ += found;
+    return found;
+  }
+  // Behind white space.
+  bool ends() {
+    at_ = std::min(text_.find_first_not_of(" \t\n\r", at_), text_.size());
+    return at_ == text_.size();
+  }
+  bool next(char wanted) { return !ends() && take(wanted); }
 
   Json value(int depth) {
     if (depth > kMostDepth) fail("more than " + std::to_string(kMostDepth) + " levels");
-    skip_space();
-    switch (peek()) {
-      case '{': return object(depth);
-      case '[': return array(depth);
-      case '"': return Json(string());
-      case 't': return word("true", Json(true));
-      case 'f': return word("false", Json(false));
-      case 'n': return word("null", Json());
-      default: return number();
-    }
-  }
-
-  Json word(const char* wanted, Json value) {
-    if (text_.compare(at_, strlen(wanted), wanted) != 0) fail("an unknown word");
-    at_ += strlen(wanted);
-    return value;
+    if (next('{')) return object(depth);
+    if (take('[')) return array(depth);
+    if (take('"')) return string();
+    static const std::pair<const char*, Json> words[] = {{"true", true}, {"false", false}, {"null", Json()}};
+    for (const auto& word : words)
+      if (text_.compare(at_, strlen(word.first), word.first) == 0) return at_ += strlen(word.first), word.second;
+    return number();
   }
 
   Json object(int depth) {
     Json::Object members;
-    at_++;
-    skip_space();
-    if (take('}')) return Json(std::move(members));
+    if (next('}')) return members;
     do {
-      skip_space();
-      if (peek() != '"') fail("a key in quotation marks is missing");
+      if (!next('"')) fail("a key in quotation marks is missing");
       std::string key = string();
-      skip_space();
-      if (!take(':')) fail("a colon is missing");
-      Json found = value(depth + 1);
-      members.emplace_back(std::move(key), std::move(found));
-      skip_space();
-    } while (take(','));
+      if (!next(':')) fail("a colon is missing");
+      members.emplace_back(std::move(key), value(depth + 1));
+    } while (next(','));
     if (!take('}')) fail("a comma or } is missing");
-    std::vector<const std::string*> keys;
-    for (const auto& member : members) keys.push_back(&member.first);
-    std::sort(keys.begin(), keys.end(), [](auto* one, auto* other) { return *one < *other; });
-    for (size_t i = 1; i < keys.size(); i++)
-      if (*keys[i] == *keys[i - 1]) fail("the key " + Json(keys[i]->substr(0, 60)).text() + " comes twice");
-    return Json(std::move(members));
+    std::vector<std::string> keys;
+    for (const auto& member : members) keys.push_back(member.first);
+    std::sort(keys.begin(), keys.end());
+    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    if (twice != keys.end()) fail("the key " + Json(twice->substr(0, 60)).text() + " comes twice");
+    return members;
   }
 
   Json array(int depth) {
     Json::Array items;
-    at_++;
-    skip_space();
-    if (take(']')) return Json(std::move(items));
-    do {
-      items.push_back(value(depth + 1));
-      skip_space();
-    } while (take(','));
+    if (next(']')) return items;
+    do items.push_back(value(depth + 1));
+    while (next(','));
     if (!take(']')) fail("a comma or ] is missing");
-    return Json(std::move(items));
+    return items;
+  }
+
+  void digits() {
+    if (!digit()) fail("a digit is missing");
+    while (digit()) ++at_;
   }
 
   Json number() {
     const size_t start = at_;
     const bool negative = take('-');
     if (!digit()) fail(at_ >= text_.size() ? "it ends too early" : "a value is missing");
-    if (!take('0'))
-      while (digit()) at_++;
+    if (!take('0')) digits();
     bool whole = true;
-    if (take('.')) {
+    if (take('.')) whole = false, digits();
+    if (take('e') || take('E')) {
       whole = false;
-      if (!digit()) fail("a digit is missing");
-      while (digit()) at_++;
-    }
-    if (peek() == 'e' || peek() == 'E') {
-      whole = false;
-      at_++;
-      if (peek() == '+' || peek() == '-') at_++;
-      if (!digit()) fail("a digit is missing");
-      while (digit()) at_++;
+      if (!take('+')) take('-');
+      digits();
     }
     const std::string literal = text_.substr(start, at_ - start);
-    if (whole) {
-      uint64_t magnitude = 0;
-      bool fits = true;
-      for (size_t i = negative; i < literal.size() && fits; i++) {
-        const uint64_t next = static_cast<uint64_t>(literal[i] - '0');
-        fits = magnitude < UINT64_MAX / 10 || (magnitude == UINT64_MAX / 10 && next <= UINT64_MAX % 10);
-        magnitude = magnitude * 10 + next;
-      }
-      if (fits && !negative) return Json(magnitude);
-      if (fits && magnitude > 0 && magnitude <= uint64_t{1} << 63) return Json(static_cast<int64_t>(0 - magnitude));
-    }
+    errno = 0;
+    const uint64_t magnitude = whole ? strtoull(literal.c_str() + negative, nullptr, 10) : 0;
+    if (whole && errno == 0 && !negative) return magnitude;
+    if (whole && errno == 0 && magnitude > 0 && magnitude <= uint64_t{1} << 63)
+      return static_cast<int64_t>(0 - magnitude);
     const double found = to_double(literal.c_str());
     if (!std::isfinite(found)) fail("a number that is too large");
-    return Json(found);
+    return found;
   }
 
+  // Behind its first quotation mark.
   std::string string() {
     std::string found;
-    at_++;
     while (!take('"')) {
       if (at_ >= text_.size()) fail("a string does not end");
-      const unsigned char next = static_cast<unsigned char>(text_[at_]);
-      if (next < 0x20) fail("a control character in a string");
-      if (next == '\\') {
-        escape(found);
-        continue;
-      }
-      const Utf8 character = utf8_at(text_, at_);
-      if (character.kind != Utf8::kCharacter) fail("bytes that are not UTF-8");
-      found.append(text_, at_, character.length);
-      at_ += character.length;
+      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a control character in a string");
+      if (take('\\')) escape(found);
+      else found += text_[at_++];
     }
     return found;
   }
 
   void escape(std::string& found) {
-    at_++;
-    const char kind = peek();
-    static const char* const kNames = "\"\\/bfnrt";
-    static const char* const kValues = "\"\\/\b\f\n\r\t";
-    const char* place = kind == '\0' ? nullptr : strchr(kNames, kind);
-    if (place != nullptr) {
-      at_++;
-      found += kValues[place - kNames];
-      return;
-    }
-    if (kind != 'u') fail("an unknown escape");
+    static const std::string kNames = "\"\\/bfnrt", kValues = "\"\\/\b\f\n\r\t";
+    const size_t place = at_ < text_.size() ? kNames.find(text_[at_]) : std::string::npos;
+    if (place != std::string::npos) return ++at_, found.push_back(kValues[place]);
+    if (!take('u')) fail("an unknown escape");
     uint32_t code = unit();
     if (code >= 0xd800 && code < 0xdc00 && text_.compare(at_, 2, "\\u") == 0) {
-      at_++;
+      at_ += 2;
       const uint32_t low = unit();
       if (low < 0xdc00 || low > 0xdfff) fail("half of a surrogate pair");
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
@@ -183,20 +148,12 @@ class Parser {
     append_utf8(code, found);
   }
 
-  uint32_t unit() {  // of `\uXXXX`, behind the backslash
-    uint32_t code = 0;
-    at_++;
-    for (int i = 0; i < 4; i++, at_++) {
-      const char digit = peek();
-      const char lower = static_cast<char>(digit | 0x20);
-      if (digit >= '0' && digit <= '9')
-        code = code * 16 + static_cast<uint32_t>(digit - '0');
-      else if (lower >= 'a' && lower <= 'f')
-        code = code * 16 + static_cast<uint32_t>(lower - 'a' + 10);
-      else
-        fail("four hexadecimal digits are missing");
-    }
-    return code;
+  uint32_t unit() {  // behind `\u`
+    const std::string digits = text_.substr(at_, 4);
+    if (digits.size() < 4 || digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+      fail("four hexadecimal digits are missing");
+    at_ += 4;
+    return static_cast<uint32_t>(strtoul(digits.c_str(), nullptr, 16));
   }
 
   const std::string& text_;
@@ -207,16 +164,11 @@ class Parser {
 void write_string(const std::string& value, std::string& out) {
   out += '"';
   for (const char each : value) {
-    if (each == '"' || each == '\\') {
-      out += '\\';
-      out += each;
-    } else if (static_cast<unsigned char>(each) < 0x20) {
-      char code[8];
-      snprintf(code, sizeof code, "\\u%04x", each);
-      out += code;
-    } else {
-      out += each;
-    }
+    char code[8];
+    snprintf(code, sizeof code, "\\u%04x", each);
+    if (static_cast<unsigned char>(each) < 0x20) out += code;
+    else if (each == '"' || each == '\\') out += {'\\', each};
+    else out += each;
   }
   out += '"';
 }
@@ -234,13 +186,12 @@ std::string written(double value) {
   return text;
 }
 
-const char* name_of(const Json& value) {
-  static const char* const kNames[] = {"null", "true or false", "a number", "a string", "a list", "an object"};
-  return kNames[static_cast<int>(value.kind())];
-}
-
 [[noreturn]] void refuse(const Json& value, const std::string& what, const char* expected) {
-  throw input_error(what + " is " + name_of(value) + ": expected " + expected);
+  std::string shown = value.text();
+  if (value.is(Json::Kind::kArray)) shown = "a list";
+  if (value.is(Json::Kind::kObject)) shown = "an object";
+  if (shown.size() > 80) shown = "a string of " + std::to_string(shown.size() - 2) + " bytes";
+  throw input_error(what + " is " + shown + ": expected " + expected);
 }
 
 }  // namespace
@@ -286,16 +237,20 @@ double Json::number(const std::string& what) const {
   return number_;
 }
 
-int64_t Json::integer(const std::string& what) const {
+int64_t Json::integer(const std::string& what, int64_t least, int64_t most) const {
   if (kind_ != Kind::kNumber || !integer_) refuse(*this, what, "a whole number");
   const bool negative = number_ < 0;
-  if (magnitude_ > (uint64_t{1} << 63) - !negative) throw input_error(what + " is out of range: " + text());
-  return static_cast<int64_t>(negative ? 0 - magnitude_ : magnitude_);
+  const bool fits = magnitude_ <= (uint64_t{1} << 63) - !negative;
+  const auto found = static_cast<int64_t>(negative ? 0 - magnitude_ : magnitude_);
+  if (!fits || found < least || found > most)
+    throw input_error(what + " " + text() + " is out of range: " + std::to_string(least) +
+                      (most == INT64_MAX ? " or more" : " to " + std::to_string(most)));
+  return found;
 }
 
 uint64_t Json::whole(const std::string& what) const {
   if (kind_ != Kind::kNumber || !integer_) refuse(*this, what, "a whole number");
-  if (number_ < 0) throw input_error(what + " is out of range: " + text() + ", the least is 0");
+  if (number_ < 0) throw input_error(what + " " + text() + " is out of range: 0 or more");
   return magnitude_;
 }
 

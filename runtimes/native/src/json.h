@@ -33,10 +33,10 @@ class Json {
 
   Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
-  // The value as a type; `what` names it in the error: "max_tokens is a string: expected a whole number".
+  // The value as a type; `what` names it in the error: "max_tokens is "5": expected a whole number".
   bool boolean(const std::string& what) const;
   double number(const std::string& what) const;
-  int64_t integer(const std::string& what) const;
+  int64_t integer(const std::string& what, int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   uint64_t whole(const std::string& what) const;  // up to 2^64 - 1: a seed
   const std::string& string(const std::string& what) const;
   const Array& array(const std::string& what) const;

@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 
 #include "errors.h"
+#include "pack/mapped.h"
 
 extern "C" int64_t edgedecode_draw_scratch(int64_t size);  // of runtimes/onnx/kernels/draw.cpp
 
@@ -16,9 +15,7 @@ namespace edgedecode {
 namespace {
 
 constexpr int kLongestDraft = 16, kWideVocabulary = 65536;  // half of it for a wide vocabulary, whose rows are large
-constexpr int kDefaultMaxTokens = 512;
 constexpr int kLeastRoom = 8;  // turns are dropped if an answer would have less than this part of the context
-constexpr const char* kNoDraft = "there is no draft model: leave out \"drafter\", or package a pack that has one";
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -28,34 +25,6 @@ Json options_of(const std::string& text, const std::string& subject) {
   Json found = Json::parse(text.empty() ? "{}" : text, subject);
   found.object(subject);
   return found;
-}
-
-int positive(const Json& value, const std::string& name) {
-  const int64_t found = value.integer(name);
-  if (found < 0 || found > INT32_MAX)
-    throw input_error(name + " " + value.text() + " is out of range: 0 to " + std::to_string(INT32_MAX));
-  return static_cast<int>(found);
-}
-
-OpenOptions open_options(const Json& given) {
-  OpenOptions options;
-  for (const auto& each : given.object("options")) {
-    if (each.first == "engine") options.engine = each.second.string("engine");
-    else if (each.first == "memory") options.memory = each.second.integer("memory");
-    else if (each.first == "context") options.context = positive(each.second, "context");
-    else if (each.first == "threads") options.threads = positive(each.second, "threads");
-    else if (each.first == "drafts") options.drafts = each.second.boolean("drafts");
-    else if (each.first != "verify" && each.first != "experience")
-      throw input_error("unknown option " + each.first +
-                        ": engine, memory, context, threads, drafts, verify, experience");
-  }
-  if (options.memory < 0)
-    throw input_error("memory " + std::to_string(options.memory) + " is out of range: bytes, 0 or more");
-  return options;
-}
-
-int32_t clamped(int64_t value) {
-  return static_cast<int32_t>(std::max<int64_t>(-1, std::min<int64_t>(INT32_MAX, value)));
 }
 
 int longest_draft(int rows) { return rows <= kWideVocabulary ? kLongestDraft : kLongestDraft / 2; }
@@ -93,33 +62,41 @@ void FairLock::unlock() {
 }
 
 std::shared_ptr<Pack> Pack::open(const std::string& folder, const std::string& options) {
-  return std::shared_ptr<Pack>(new Pack(folder, options_of(options, "options")));
+  return std::shared_ptr<Pack>(new Pack(folder, OpenOptions::read(options_of(options, "options"))));
 }
 
-Pack::Pack(const std::string& folder, const Json& options) : process_(getpid()) {
+Pack::Pack(const std::string& folder, const OpenOptions& options) : process_(getpid()) {
   PackManifest read = PackManifest::read(folder);
-  const Json* verify = options.find("verify");
-  if (verify && verify->boolean("verify")) read.verify();
+  if (options.verify) read.verify();
   tokenizer_ = Tokenizer::open(read.tokenizer);  // first: the plan counts what the process holds
   const SessionNeeds needs = session_needs(read);
-  models_ = open_models(std::move(read), open_options(options), needs);
+  models_ = open_models(std::move(read), options, needs);
   const PackManifest& manifest = models_->pack;
   if (const Json* turns = manifest.json.find("turns")) turns_ = std::make_unique<Turns>(*turns);
   ends_.insert(manifest.end_ids.begin(), manifest.end_ids.end());
-  if (const Json* file = options.find("experience")) read_experience(file->string("experience"));
-  max_tokens_ = kDefaultMaxTokens;
-  const Json* defaults = manifest.json.find("generation");
-  if (!defaults) return;
-  const Json* most = defaults->find("max_tokens");
-  if (most && most->is(Json::Kind::kNumber)) max_tokens_ = positive(*most, "max_tokens");
-  if (const Json* sampling = defaults->find("sampling"))
-    for (const auto& each : sampling->object("generation.sampling")) sampling_.take(each.first, each.second);
+  if (const Json* defaults = manifest.json.find("generation")) try {
+      read_defaults(*defaults);
+    } catch (const Error& error) {
+      throw manifest_error(folder + "/native.json: generation: " + error.what() +
+                           ": use a newer library, or package the pack again");
+    }
+  if (!options.experience.empty()) read_experience(options.experience);
+}
+
+// The model's own sampling options, and how many tokens an answer has.
+void Pack::read_defaults(const Json& generation) {
+  const Json* most = generation.find("max_tokens");
+  if (most && !most->is(Json::Kind::kNull)) max_tokens_ = static_cast<int>(most->integer("max_tokens", 1, INT32_MAX));
+  if (const Json* sampling = generation.find("sampling"))
+    for (const auto& each : sampling->object("sampling"))
+      if (!sampling_.take(each.first, each.second))
+        throw unknown_name("sampling option", each.first, SamplingOptions::names());
 }
 
 Json Pack::plan(const std::string& folder, const std::string& options) {
   const PackManifest manifest = PackManifest::read(folder);
-  const Json given = options_of(options, "options");
-  const MemoryPlan plan = plan_memory(manifest, open_options(given), session_needs(manifest),
+  const MemoryPlan plan = plan_memory(manifest, OpenOptions::read(options_of(options, "options")),
+                                      session_needs(manifest),
                                       resident_nbytes() + (engine_is_loaded() ? 0 : kLibraryNbytes));
   Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
   return Json::Object{{"total", plan.total()},       {"limit", plan.limit},     {"context", plan.context},
@@ -186,24 +163,27 @@ void Pack::close() {
   if (!experience_file_.empty()) write_experience();
 }
 
-// A file that cannot be read is what a first start has: nothing is known.
+// A file that is missing or damaged is what a first start has: nothing is known.
 void Pack::read_experience(const std::string& file) {
   experience_file_ = file;
-  std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const auto text = file_text(file);
   try {
-    if (!text.empty()) experience_ = Experience::from_json(Json::parse(text, file)), experience_.doubt();
+    if (text) experience_ = Experience::from_json(Json::parse(*text, file)), experience_.doubt();
   } catch (const Error&) {
     experience_ = Experience();
   }
+  write_experience();  // now, so that a place that cannot be written is refused
 }
 
 void Pack::write_experience() {
   const std::lock_guard<FairLock> turn(turn_);
-  const std::string written = experience_file_ + "." + std::to_string(getpid());
-  std::ofstream out(written, std::ios::binary);
-  const bool whole = static_cast<bool>(out << experience_.as_json().text() << std::flush);
-  if (!whole || std::rename(written.c_str(), experience_file_.c_str()) != 0) std::remove(written.c_str());
+  const std::string written = experience_file_ + "." + std::to_string(getpid()), text = experience_.as_json().text();
+  FILE* file = std::fopen(written.c_str(), "wb");
+  bool whole = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file) whole = std::fclose(file) == 0 && whole;
+  if (whole && std::rename(written.c_str(), experience_file_.c_str()) == 0) return;
+  std::remove(written.c_str());
+  throw input_error("experience: " + experience_file_ + " cannot be written: give a file in a folder of the app");
 }
 
 Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
@@ -214,18 +194,14 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
     const std::string& name = each.first;
     if (name == "system") messages.push_back({"system", each.second.string(name)});
     else if (name == "drafter") drafter_ = each.second.string(name);
-    else if (name == "draft_max") draft_max_ = positive(each.second, name);
+    else if (name == "draft_max") draft_max_ = static_cast<int>(each.second.integer(name, 0, kMaxDraft));
     else if (name == "seed") seed_ = each.second.whole(name);
     else if (name == "ignore_eos") ignore_eos_ = each.second.boolean(name);
     else if (name == "adapter")
       throw capability_error("the native library takes no adapters yet: leave out \"adapter\"");
     else if (!own_.take(name, each.second))
-      throw input_error("unknown option " + name +
-                        ": system, drafter, draft_max, seed, ignore_eos, or a sampling option");
+      throw unknown_name("option", name, "system, drafter, draft_max, seed, ignore_eos, " + SamplingOptions::names());
   }
-  if (draft_max_ && *draft_max_ > kMaxDraft)
-    throw input_error("draft length " + std::to_string(*draft_max_) + " is out of range: 0 (no speculation) to " +
-                      std::to_string(kMaxDraft));
   if (!pack_->turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
   if (!ignore_eos_) ends_ = pack_->ends_;
   sampling_ = own_;
@@ -301,6 +277,12 @@ std::vector<std::string> Conversation::drafter_names() const {
   return {own, "suffix"};
 }
 
+Error Conversation::no_drafts(const std::string& never) const {
+  return capability_error(!pack_->models_->given_back ? never
+                                                      : "drafts were given back by edgedecode_trim_memory: leave out "
+                                                        "\"drafter\", or open the folder again");
+}
+
 std::unique_ptr<Drafter> Conversation::drafter(const std::string& name) {
   const OpenModels& models = *pack_->models_;
   const int size = models.target->card().vocabulary_size, capacity = state_->capacity();
@@ -309,17 +291,17 @@ std::unique_ptr<Drafter> Conversation::drafter(const std::string& name) {
   if (name == "recycle") return std::make_unique<RecycleDrafter>(size, ends_);
   if (name == "head") {
     FeatureState* features = models.head ? state_->keep_features() : nullptr;
-    if (!features) throw capability_error("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one");
+    if (!features) throw no_drafts("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one");
     auto state = std::make_unique<HeadState>(models.head.get(), state_.get(), features, capacity);
     return std::make_unique<ModelDrafter>(name, models.head.get(), std::move(state), setting);
   }
   if (name != "model" && name != "trim" && name != "tree")
-    throw input_error("unknown drafter " + name + ": none, suffix, recycle, model, trim, head, tree");
+    throw unknown_name("drafter", name, "none, suffix, recycle, model, trim, head or tree");
   if (!models.draft || (name != "tree" && (name == "trim") == models.draft->card().token_ids.empty()))
-    throw capability_error(kNoDraft);
+    throw no_drafts("there is no draft model: leave out \"drafter\", or package a pack that has one");
   if (name == "tree") {
     if (!draft_max_ || *draft_max_ > kMostNodes)
-      throw input_error("--drafter tree needs a fixed size: give --draft-max N, 1 to " + std::to_string(kMostNodes) +
+      throw input_error("the drafter tree needs a fixed size: give \"draft_max\", 1 to " + std::to_string(kMostNodes) +
                         " nodes");
     return std::make_unique<TreeDrafter>(models.draft.get(), setting);
   }
@@ -339,22 +321,21 @@ Conversation::Request Conversation::read(const std::string& text) {
     else if (name == "prompt") request.tokens = pack_->tokenizer_->prompt(each.second.string(name)), ++prompts;
     else if (name == "tokens") {
       ++prompts;
-      for (const Json& id : each.second.array(name)) request.tokens.push_back(clamped(id.integer("a token")));
+      for (const Json& id : each.second.array(name))
+        request.tokens.push_back(static_cast<int32_t>(std::clamp<int64_t>(id.integer("a token"), -1, INT32_MAX)));
     } else if (name == "max_tokens") {
-      request.max_tokens = std::min(INT32_MAX / 2, clamped(each.second.integer(name)));
+      request.max_tokens = static_cast<int>(std::min<int64_t>(INT32_MAX / 2, each.second.integer(name, 1)));
     } else if (name == "stop") {
       for (const Json& stop : each.second.array(name)) request.stops.push_back(stop.string("a stop string"));
     } else if (name == "seed") {
       request.seed = each.second.whole(name);
     } else if (!sampling.take(name, each.second)) {
-      throw input_error("unknown field " + name +
-                        ": message, prompt or tokens; max_tokens, stop, seed, or a sampling option");
+      throw unknown_name("field", name,
+                         "message, prompt, tokens, max_tokens, stop, seed, " + SamplingOptions::names());
     }
   }
   if (prompts != 1)
     throw input_error("a request has one of message, prompt and tokens, and this one has " + std::to_string(prompts));
-  if (request.max_tokens < 1)
-    throw input_error("max_tokens " + std::to_string(request.max_tokens) + " is out of range: 1 or more");
   if (request.message && !pack_->turns_) throw input_error("this pack has no chat template: give \"prompt\"");
   for (int32_t token : request.tokens)
     if (token < 0 || token >= pack_->tokenizer_->size())
@@ -375,7 +356,7 @@ Turn Conversation::open_turn(const Request& request) const {
   if (static_cast<int>(turn.tokens.size()) + 1 > context) {
     const int longest = pack_->models_->target->card().context;
     const bool raised = context < longest && static_cast<int>(turn.tokens.size()) < longest;
-    const std::string raise = "raise --ctx-size (up to " + std::to_string(longest) + ")";
+    const std::string raise = "raise \"context\" (up to " + std::to_string(longest) + ")";
     throw context_exceeded(turn.tokens.size(), context,
                            "shorten it, or " + (raised ? raise : "use a model with a longer context"));
   }

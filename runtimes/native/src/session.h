@@ -49,7 +49,8 @@ class Pack : public std::enable_shared_from_this<Pack> {
 
  private:
   friend class Conversation;
-  Pack(const std::string& folder, const Json& options);
+  Pack(const std::string& folder, const OpenOptions& options);
+  void read_defaults(const Json& generation);
   std::vector<std::shared_ptr<Conversation>> sessions();
   void read_experience(const std::string& file);
   void write_experience();
@@ -58,7 +59,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Turns> turns_;  // null: the pack has no chat template
   SamplingOptions sampling_;      // the model's own defaults
-  int max_tokens_ = 0;
+  int max_tokens_ = 512;
   std::set<int32_t> ends_;
   Experience experience_;
   std::string experience_file_;
@@ -98,6 +99,7 @@ class Conversation {
   void open_drafts();
   std::vector<std::string> drafter_names() const;
   std::unique_ptr<Drafter> drafter(const std::string& name);
+  Error no_drafts(const std::string& never) const;  // what a drafter's model is missed with
   Turn open_turn(const Request& request) const;
   void begin(const Turn& turn);
   bool decode_turn(const Turn& turn, const Request& request, Reply* reply, const OnText& on_text);

@@ -3,16 +3,12 @@
 #include <algorithm>
 
 #include "../errors.h"
+#include "../schedule/medians.h"
 
 namespace edgedecode {
 namespace {
 
 constexpr size_t kMostOpen = 4;  // offers kept per drafter
-
-double lower_median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[(values.size() - 1) / 2];
-}
 
 bool is_chain(const Draft& draft) {
   for (int node = 0; node < draft.size(); ++node)

@@ -95,7 +95,7 @@ void load_engine_into(Engine& found, const std::string& library) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
     throw capability_error("ONNX Runtime cannot be opened (" + first_line(dlerror()) +
-                           "): give the path of libonnxruntime.so as \"engine\" (--engine)");
+                           "): give the path of libonnxruntime.so as \"engine\"");
   const auto get = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(handle, "OrtGetApiBase"));
   if (get == nullptr) throw capability_error(library + " is not ONNX Runtime: it has no OrtGetApiBase");
   const ort::ApiBase* base = get();

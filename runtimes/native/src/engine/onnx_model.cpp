@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cstring>
 
 #include "../errors.h"
 #include "../pack/plan.h"
@@ -21,9 +21,9 @@ constexpr const char *kFeatures = "features", *kHidden = "hidden", *kLastHidden 
 
 Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
   Ids found(static_cast<size_t>(rows));
-  std::ifstream file(path, std::ios::binary);
-  file.read(reinterpret_cast<char*>(found.data()), static_cast<std::streamsize>(found.size() * sizeof(int32_t)));
-  bool valid = static_cast<bool>(file) && file.peek() == std::ifstream::traits_type::eof();
+  const std::string data = file_text(path).value_or("");
+  bool valid = data.size() == found.size() * sizeof(int32_t);
+  if (valid) memcpy(found.data(), data.data(), data.size());
   for (size_t i = 0; valid && i < found.size(); i++)
     valid = found[i] > (i == 0 ? -1 : found[i - 1]) && found[i] < vocabulary_size;
   if (!valid)
@@ -99,7 +99,7 @@ void OnnxModel::drop(OnnxState& state) {
 
 std::unique_ptr<FeatureRows> OnnxModel::new_features(int start) {
   if (facts_.features.empty())
-    throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use --drafter suffix");
+    throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use the drafter suffix");
   return std::make_unique<FeatureRows>(facts_, start,
                                        budget_.reserve("features:" + card_.name, features_nbytes(facts_)));
 }

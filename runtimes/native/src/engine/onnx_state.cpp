@@ -119,7 +119,7 @@ void OnnxState::grow(int count, const std::vector<int>* parents) {
   const int used = length_ + pending_;
   if (count > capacity_ - used)
     throw capability_error(std::to_string(count) + " more rows do not fit the state: " + std::to_string(used) + " of " +
-                           std::to_string(capacity_) + " are used (shorten the prompt, or raise --ctx-size)");
+                           std::to_string(capacity_) + " are used (shorten the prompt, or raise \"context\")");
   std::vector<int> next;
   for (int row = pending_; row < pending_ + count; row++) next.push_back(row - 1);
   if (parents != nullptr && parents->size() != next.size())

@@ -21,7 +21,8 @@ struct OpenModels {
   std::unique_ptr<DraftHead> head;
 
   OpenModels(PackManifest found, MemoryPlan fitted);
-  void close_drafts() { draft = nullptr, head = nullptr; }
+  bool given_back = false;  // the drafts
+  void close_drafts() { given_back = given_back || draft || head, draft = nullptr, head = nullptr; }
 };
 
 // Plans, leases and opens. Throws the errors of `plan_memory` and `OnnxModel`.

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 
 #include "../errors.h"
+#include "mapped.h"
 
 namespace edgedecode {
 namespace {
@@ -22,11 +22,9 @@ std::string purpose(const std::string& name) {
 
 // The value of a line "NAME   123 kB" of a file of /proc, in bytes; 0: there is none.
 int64_t proc_nbytes(const char* path, const std::string& name) {
-  std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line))
-    if (line.compare(0, name.size(), name) == 0) return 1024 * std::atoll(line.c_str() + name.size());
-  return 0;
+  const std::string text = "\n" + file_text(path).value_or("");
+  const size_t place = text.find("\n" + name);
+  return place == std::string::npos ? 0 : 1024 * std::atoll(text.c_str() + place + 1 + name.size());
 }
 
 }  // namespace
@@ -94,8 +92,8 @@ void Budget::change(const std::string& name, int64_t more) {
     while (places < 6 && format_nbytes(more, places) == format_nbytes(free, places)) places++;
     throw budget_exceeded(format_nbytes(more, places) + " are needed for " + purpose(name) + ", but only " +
                           format_nbytes(free, places) + " of the " + format_nbytes(limit_) +
-                          " budget are free: raise --memory to " + size_option(used_ + more) +
-                          " or more, or shorten the context (--ctx-size)");
+                          " budget are free: raise \"memory\" to " + size_option(used_ + more) +
+                          " or more, or give a smaller \"context\"");
   }
   used_ += more;
   held_[name] += more;

@@ -3,10 +3,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "../errors.h"
+#include "mapped.h"
 #include "sha256.h"
 
 namespace edgedecode {
@@ -31,11 +30,7 @@ class Fields {
   std::string text(const std::string& key) const { return at(key).string(name(key)); }
   bool flag(const std::string& key) const { return at(key).boolean(name(key)); }
   int64_t number(const std::string& key, int64_t least, int64_t most) const {
-    const int64_t found = at(key).integer(name(key));
-    if (found < least || found > most)
-      throw input_error(name(key) + " is " + std::to_string(found) + ": expected " + std::to_string(least) + " to " +
-                        std::to_string(most));
-    return found;
+    return at(key).integer(name(key), least, most);
   }
   int count(const std::string& key, int least = 0) const { return static_cast<int>(number(key, least, 1 << 24)); }
   int64_t nbytes(const std::string& key) const { return number(key, 0, int64_t{1} << 48); }
@@ -50,12 +45,11 @@ class Fields {
 
 // Whether a file's name stays inside the folder.
 bool plain(const std::string& name) {
-  if (name.empty() || name.size() > 400 || name[0] == '/' || name.find_first_of("\\:") != std::string::npos)
-    return false;
-  std::stringstream parts(name);
-  for (std::string part; std::getline(parts, part, '/');)
-    if (part.empty() || part == "." || part == "..") return false;
-  return name.back() != '/';
+  if (name.empty() || name.size() > 400 || name.find_first_of("\\:") != std::string::npos) return false;
+  const std::string parts = "/" + name + "/";
+  for (const char* refused : {"//", "/./", "/../"})
+    if (parts.find(refused) != std::string::npos) return false;
+  return true;
 }
 
 class Reader {
@@ -75,12 +69,8 @@ class Reader {
     found_.vocabulary_size = top.count("vocabulary_size", 1);
     files(top.inner("files"));
     found_.tokenizer = file(top, "tokenizer");
-    for (const Json& id : top.list("end_ids")) {
-      const int64_t value = id.integer("native.json.end_ids");
-      if (value < 0 || value >= found_.vocabulary_size)
-        throw input_error("native.json.end_ids has " + std::to_string(value));
-      found_.end_ids.push_back(static_cast<int32_t>(value));
-    }
+    for (const Json& id : top.list("end_ids"))
+      found_.end_ids.push_back(static_cast<int32_t>(id.integer(top.name("end_ids"), 0, found_.vocabulary_size - 1)));
     const Fields models = top.inner("models");
     for (const auto& each : models.members()) model(each.first, models.inner(each.first));
     const PackedModel* target = found_.find("target");
@@ -173,12 +163,10 @@ PackManifest PackManifest::read(const std::string& folder) {
     throw manifest_error(
         folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
   if (nbytes > kMostNbytes) throw manifest_error(path + " is too large to be a folder's description" + kAgain);
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) throw manifest_error(path + " cannot be read: copy the folder again");
+  const auto text = file_text(path);
+  if (!text) throw manifest_error(path + " cannot be read: copy the folder again");
   try {
-    found.json = Json::parse(text.str(), path);
+    found.json = Json::parse(*text, path);
     Reader(found).read();
   } catch (const Error& error) {
     if (error.code != EDGEDECODE_BAD_INPUT) throw;
@@ -196,9 +184,13 @@ PackManifest PackManifest::read(const std::string& folder) {
 }
 
 void PackManifest::verify() const {
-  for (const auto& each : files)
-    if (file_sha256(folder + "/" + each.first) != each.second.sha256)
-      throw manifest_error(folder + "/" + each.first + " has changed since it was packaged: copy the folder again");
+  for (const auto& each : files) {
+    const std::string path = folder + "/" + each.first;
+    std::optional<Mapped> file;
+    if (each.second.nbytes) file.emplace(path);
+    if (sha256(file ? file->data() : nullptr, static_cast<size_t>(each.second.nbytes)) != each.second.sha256)
+      throw manifest_error(path + " has changed since it was packaged: copy the folder again");
+  }
 }
 
 }  // namespace edgedecode

@@ -1,9 +1,12 @@
 #include "mapped.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <memory>
 
 #include "../errors.h"
 
@@ -21,5 +24,15 @@ Mapped::Mapped(const std::string& path) {
 }
 
 Mapped::~Mapped() { munmap(data_, static_cast<size_t>(nbytes_)); }
+
+std::optional<std::string> file_text(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "rb"), fclose);
+  if (!file) return {};
+  std::string text;
+  char piece[4096];
+  while (const size_t count = fread(piece, 1, sizeof piece, file.get())) text.append(piece, count);
+  if (ferror(file.get())) return {};
+  return text;
+}
 
 }  // namespace edgedecode

@@ -1,11 +1,13 @@
-// A file that is mapped for reading: pages are read when they are needed, and shared between processes.
+// Files: mapped for reading, or read.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace edgedecode {
 
+// Pages are read when they are needed, and shared between processes.
 class Mapped {
  public:
   explicit Mapped(const std::string& path);  // throws manifest_error
@@ -18,5 +20,8 @@ class Mapped {
   void* data_ = nullptr;
   int64_t nbytes_ = 0;
 };
+
+// All of a small file; none: it cannot be read.
+std::optional<std::string> file_text(const std::string& path);
 
 }  // namespace edgedecode

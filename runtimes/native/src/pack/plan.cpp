@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <set>
 #include <thread>
 
 #include "../engine/onnx_state.h"
 #include "../engine/recurrence.h"
 #include "../errors.h"
+#include "mapped.h"
 
 namespace edgedecode {
 namespace {
@@ -18,7 +18,7 @@ constexpr int64_t kVariationNbytes = 2 << 20;   // growth of the process beside 
 constexpr int64_t kRowNbytes = 8;               // of a tree: parent and depth
 constexpr int kLeastContext = 512, kContextStep = 64, kUsualContext = 8192;
 constexpr int64_t kSmallNbytes = 32 << 20;      // such weights fit the cache: see runtimes/threads.py
-constexpr int kMostThreads = 8;
+constexpr int kMostThreads = 8, kMostAsked = 256;  // by default, and by an option: what the kernels' pool has
 
 // Physical cores of which none is much slower than the fastest, at most eight: decoding waits for the slowest thread.
 int fast_cores() {
@@ -27,12 +27,9 @@ int fast_cores() {
   const int count = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   for (int core = 0; core < count; core++) {
     const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(core);
-    std::string siblings = std::to_string(core);
-    std::getline(std::ifstream(folder + "/topology/thread_siblings_list"), siblings);
-    if (!seen.insert(siblings).second) continue;
-    int64_t speed = 0;
-    std::ifstream(folder + "/cpufreq/cpuinfo_max_freq") >> speed;
-    speeds.push_back(speed);
+    const auto siblings = file_text(folder + "/topology/thread_siblings_list");
+    if (!seen.insert(siblings.value_or(std::to_string(core))).second) continue;
+    speeds.push_back(std::atoll(file_text(folder + "/cpufreq/cpuinfo_max_freq").value_or("").c_str()));
   }
   const int64_t fastest = *std::max_element(speeds.begin(), speeds.end());
   const auto fast = std::count_if(speeds.begin(), speeds.end(), [&](int64_t each) { return each * 10 >= fastest * 7; });
@@ -48,6 +45,23 @@ void add(std::vector<Holder>& holders, const PackedModel& model, int context, in
 }
 
 }  // namespace
+
+OpenOptions OpenOptions::read(const Json& given) {
+  OpenOptions options;
+  for (const auto& each : given.object("options")) {
+    const std::string& name = each.first;
+    const Json& value = each.second;
+    if (name == "engine") options.engine = value.string(name);
+    else if (name == "experience") options.experience = value.string(name);
+    else if (name == "memory") options.memory = value.integer(name, 0);
+    else if (name == "context") options.context = static_cast<int>(value.integer(name, 0, INT32_MAX));
+    else if (name == "threads") options.threads = static_cast<int>(value.integer(name, 0, kMostAsked));
+    else if (name == "drafts") options.drafts = value.boolean(name);
+    else if (name == "verify") options.verify = value.boolean(name);
+    else throw unknown_name("option", name, "engine, memory, context, threads, drafts, verify or experience");
+  }
+  return options;
+}
 
 int64_t buffers_nbytes(const PackedModel& model) {
   return int64_t{model.rows_per_pass} * (3 * 8 + (model.head ? 4 * int64_t{model.hidden} : 0));
@@ -116,9 +130,9 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
     return plan;
   }
   throw budget_exceeded(format_nbytes(plan.total()) + " are needed for a context of " + std::to_string(least) +
-                        ", but only " + format_nbytes(plan.limit) + " are the budget: raise --memory to " +
+                        ", but only " + format_nbytes(plan.limit) + " are the budget: raise \"memory\" to " +
                         size_option(plan.total()) + " or more" +
-                        (options.context > 0 ? ", or shorten the context (--ctx-size)" : ""));
+                        (options.context > 0 ? ", or give a smaller \"context\"" : ""));
 }
 
 }  // namespace edgedecode

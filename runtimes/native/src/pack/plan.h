@@ -16,12 +16,14 @@ int64_t state_nbytes(const PackedModel& model, int capacity);
 int64_t logits_nbytes(const PackedModel& model, int rows);
 int64_t features_nbytes(const PackedModel& model);
 
-// How a folder is opened. Zeros leave the choice to the library.
+// How a folder is opened, as `edgedecode_open` has it. Zeros leave the choice to the library.
 struct OpenOptions {
-  std::string engine = "libonnxruntime.so";
+  std::string engine = "libonnxruntime.so", experience;
   int64_t memory = 0;
   int context = 0, threads = 0;
-  bool drafts = true;
+  bool drafts = true, verify = false;
+
+  static OpenOptions read(const Json& given);  // throws input_error
 };
 
 // What sessions need of the models, and hold besides.

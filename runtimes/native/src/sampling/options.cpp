@@ -77,6 +77,12 @@ void take_bias(const Json& value, SamplingOptions* options) {
 
 }  // namespace
 
+std::string SamplingOptions::names() {
+  std::string found;
+  for (const Option& option : kOptions) found += std::string(option.name) + ", ";
+  return found + "dry_sequence_breakers, logit_bias";
+}
+
 bool SamplingOptions::take(const std::string& name, const Json& value) {
   if (name == "dry_sequence_breakers") return take_breakers(value, this), true;
   if (name == "logit_bias") return take_bias(value, this), true;

@@ -26,7 +26,8 @@ struct SamplingOptions {
   bool penalises() const { return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0; }
   bool changes_logits() const { return penalises() || !logit_bias.empty() || dry_multiplier != 0; }
   bool same_as(const SamplingOptions& other) const;
-  // Takes a member of a request; returns false if it is no sampling option. Throws input_error.
+  // Takes a member of a request; returns false if it is none of `names`. Throws input_error.
+  static std::string names();
   bool take(const std::string& name, const Json& value);
   // Checks biases, and finds the breakers' ids. find: ids of the tokens that contain a text.
   void bind(int64_t vocabulary_size, const std::function<std::vector<int64_t>(const std::string&)>& find);

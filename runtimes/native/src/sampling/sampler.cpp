@@ -28,8 +28,8 @@ constexpr int kFarthest = 1000, kSteps = 1 << 12;  // of `near_top`
 
 Error damaged_logits() {
   return capability_error(
-      "the model's logits are not numbers: its weights are damaged (check with --verify), or the engine's kernels fail "
-      "on this machine");
+      "the model's logits are not numbers: its weights are damaged (check with \"verify\"), or the engine's kernels "
+      "fail on this machine");
 }
 
 float exponent_scale(double temperature) { return static_cast<float>(kLog2E / temperature); }

@@ -12,6 +12,11 @@ namespace edgedecode {
 constexpr int kLatest = 5;               // passes of which the baseline step is the median
 constexpr int kSteady = 2 * kLatest - 1;  // of host overhead and draft steps, which follow after the step
 
+inline double lower_median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[(values.size() - 1) / 2];
+}
+
 class Recent {
  public:
   explicit Recent(std::optional<double> value = {}, int most = kLatest) : value(value), most_(most) { doubt(); }
@@ -25,9 +30,7 @@ class Recent {
   void observe(double measured) {
     latest_.push_back(measured);
     if (static_cast<int>(latest_.size()) > most_) latest_.erase(latest_.begin());
-    std::vector<double> sorted = latest_;
-    std::sort(sorted.begin(), sorted.end());
-    value = sorted[(sorted.size() - 1) / 2];
+    value = lower_median(latest_);
   }
 
   std::optional<double> value;

@@ -42,9 +42,8 @@ void NormalForm::decompose(uint32_t code, std::vector<uint32_t>& out) const {
 }
 
 uint32_t NormalForm::whole(uint32_t first, uint32_t second) const {
-  if (first - kLeads < kLeadCount && second - kVowels < kVowelCount) {
+  if (first - kLeads < kLeadCount && second - kVowels < kVowelCount)
     return kSyllables + ((first - kLeads) * kVowelCount + second - kVowels) * kTailCount;
-  }
   const bool open = first - kSyllables < kSyllableCount && (first - kSyllables) % kTailCount == 0;
   if (open && second - kTails - 1 < kTailCount - 1) return first + second - kTails;
   const auto before = [](const Composed& each, const std::pair<uint32_t, uint32_t>& wanted) {

@@ -62,13 +62,7 @@ std::string TokenText::bytes(std::string_view data) {
 std::string TokenText::run() {
   std::string text = std::move(run_);
   run_.clear();
-  bool valid = true;
-  for (size_t place = 0; place < text.size();) {
-    const Utf8 next = utf8_at(text, place);
-    valid &= next.kind == Utf8::kCharacter;
-    place += next.length;
-  }
-  if (!valid) {
+  if (invalid_utf8(text) != std::string::npos) {
     const size_t count = text.size();
     text.clear();
     for (size_t n = 0; n < count; ++n) text += kReplacement;

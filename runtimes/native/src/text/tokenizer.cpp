@@ -135,13 +135,8 @@ Ids Tokenizer::prompt(std::string_view text) const {
 Ids Tokenizer::encode(std::string_view text, const std::vector<Span>& messages) const {
   if (text.size() >= kNone)
     throw input_error("a text has " + std::to_string(text.size()) + " bytes: the limit is 4294967294");
-  for (size_t place = 0; place < text.size();) {
-    const Utf8 next = utf8_at(text, place);
-    if (next.kind != Utf8::kCharacter) {
-      throw input_error("cannot encode this text: it is not UTF-8 at byte " + std::to_string(place));
-    }
-    place += next.length;
-  }
+  if (const size_t wrong = invalid_utf8(text); wrong != std::string_view::npos)
+    throw input_error("cannot encode this text: it is not UTF-8 at byte " + std::to_string(wrong));
   Ids ids;
   section({text, 0, text.size()}, false, messages, ids);
   return ids;
@@ -186,30 +181,18 @@ Tokenizer::Found Tokenizer::added_at(const Section& in, bool late, const std::ve
       ++low;
     }
     if (in.start + length == in.stop) break;
-    const auto next = static_cast<uint8_t>(in.text[in.start + length]);
-    const auto byte = [&](size_t n) {
-      return added_text(n).size() > length ? static_cast<uint8_t>(added_text(n)[length]) : -1;
+    const auto bound = [&](size_t from, int least) {  // the first from there on whose next byte is `least` or more
+      for (size_t stop = high; from < stop;) {
+        const size_t middle = (from + stop) / 2;
+        const std::string_view text = added_text(middle);
+        if (text.size() <= length || static_cast<uint8_t>(text[length]) < least) from = middle + 1;
+        else stop = middle;
+      }
+      return from;
     };
-    while (low < high) {  // halves until both ends have the byte
-      const size_t middle = (low + high) / 2;
-      if (byte(middle) < next) low = middle + 1;
-      else if (byte(middle) > next) high = middle;
-      else break;
-    }
-    if (low == high) break;
-    size_t left = low, right = high, middle = (low + high) / 2;
-    for (size_t most = middle; left < most;) {
-      const size_t half = (left + most) / 2;
-      if (byte(half) < next) left = half + 1;
-      else most = half;
-    }
-    for (size_t least = middle + 1; least < right;) {
-      const size_t half = (least + right) / 2;
-      if (byte(half) > next) right = half;
-      else least = half + 1;
-    }
-    low = left;
-    high = right;
+    const int next = static_cast<uint8_t>(in.text[in.start + length]);
+    low = bound(low, next);
+    high = bound(low, next + 1);
   }
   return best;
 }

@@ -72,13 +72,8 @@ Turns::Turns(const Json& turns) try
 
 void Turns::add(const Writing& how, const Message& message, Rendered& text) {
   const std::string& content = message.content;
-  for (size_t place = 0; place < content.size();) {
-    const Utf8 next = utf8_at(content, place);
-    if (next.kind != Utf8::kCharacter) {
-      throw input_error("the content of a " + message.role + " message is not UTF-8 at byte " + std::to_string(place));
-    }
-    place += next.length;
-  }
+  if (const size_t wrong = invalid_utf8(content); wrong != std::string::npos)
+    throw input_error("the content of a " + message.role + " message is not UTF-8 at byte " + std::to_string(wrong));
   size_t start = 0, stop = content.size();
   const auto begin = [&](const std::string& what) {
     if (what == "newlines") while (start < stop && content[start] == '\n') ++start;

@@ -35,6 +35,16 @@ inline Utf8 utf8_at(std::string_view text, size_t place) {
   return {Utf8::kCharacter, more + 1};
 }
 
+// Where a text is not UTF-8; npos: nowhere.
+inline size_t invalid_utf8(std::string_view text) {
+  for (size_t place = 0; place < text.size();) {
+    const Utf8 next = utf8_at(text, place);
+    if (next.kind != Utf8::kCharacter) return place;
+    place += next.length;
+  }
+  return std::string_view::npos;
+}
+
 inline void append_utf8(uint32_t code, std::string& text) {
   if (code < 0x80) {
     text += static_cast<char>(code);
