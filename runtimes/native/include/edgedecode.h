@@ -48,7 +48,8 @@ EDGEDECODE_API char* edgedecode_plan(const char* folder, const char* options);
  * this device). A budget that is too small takes the context first, unless "context" asks for it, then the drafts. */
 EDGEDECODE_API edgedecode_pack* edgedecode_open(const char* folder, const char* options);
 
-/* Closes a pack. Running answers are cancelled, open sessions are closed; their handles stay valid to close. */
+/* Closes a pack. Running answers are cancelled, open sessions are closed; their handles stay valid to close. If the
+ * "experience" could not be written, `edgedecode_last_error` says so; else it is "". */
 EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 
 /* Facts of an open pack as JSON: name, context, models, drafters, memory by holder, threads. The caller frees it. */
