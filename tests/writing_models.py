@@ -8,10 +8,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from edgedecode.arrays import FloatArray
-from edgedecode.drafters.foreign_text import TextTokens
 from edgedecode.sampling.counter_rng import mixed
 from edgedecode.testing import TableModel, TableState
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import TextTokens, Tokenizer
 
 STORY = (
     "The quick brown fox 🦊🦊 doesn't jump over 12345 lazy dogs — naïve, isn't it?\n\n"

@@ -9,9 +9,8 @@ from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
 from edgedecode.decoding.wrapped_model import WrappedModel
 from edgedecode.errors import CapabilityError
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import PROBE, TextTokens, Tokenizer
 
-from .foreign_text import PROBE, TextTokens
 from .text_drafter import TextModel
 
 ALIKE = 0.95

@@ -5,50 +5,16 @@ target's encodes. Drafts are verified, so that a bad choice here costs speed and
 """
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import ANCHORS, TextTokens, Tokenizer
 
-ANCHORS = (".", "a", "\n")
-"""Texts that stand for what comes before a text, so that its beginning is not taken for the beginning of all."""
 LONG, KEPT = 32, 8
 """Tokens of the target after which the text before the last `KEPT` is settled. More: each round encodes more text,
 some microseconds a token; fewer: words are more often cut."""
 MOST = 4 * LONG
 """Tokens of the target after which it is settled even if the draft's tokenizer would cut it elsewhere."""
-PROBE = "Zwölf Boxkämpfer, 1234567 + 0.5 = x;\n\tif (a_b != \"c\") { return f(x)[0]; }  日本語 🙂 I'm  don't ﬁ"
-"""Text on which tokenizers differ: digits, spaces, accents, code, a ligature that some normalize."""
-
-
-class TextTokens:
-    """A tokenizer for pieces of text, none of which becomes a control token that it may spell."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._heads = [(anchor, tokenizer.encode(anchor)) for anchor in ANCHORS]
-
-    def of(self, text: str, *, begins: bool) -> list[int]:
-        """Return a text's tokens. begins: whether nothing comes before it, so that a space mark may be added."""
-        for anchor, head in () if begins else self._heads:
-            ids = self._plain(anchor + text)
-            if ids[: len(head)] == head:
-                return ids[len(head) :]
-        return self._plain(text)
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        return b"".join(map(self.tokenizer.token_bytes, ids))
-
-    def change(self) -> str | None:
-        """Return a text that the tokenizer changes, and into what; None: it keeps text as it is."""
-        for word in PROBE.split(" "):
-            found = self.bytes_of(self.of(f" {word}", begins=False)).decode("utf-8", "replace")
-            if found != f" {word}":
-                return f"{word!r} becomes {found.strip()!r}"
-        return None
-
-    def _plain(self, text: str) -> list[int]:
-        return self.tokenizer.encode(self.tokenizer.without_controls(text))
 
 
 class _Place(NamedTuple):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -26,6 +26,10 @@ _WORD_NBYTES = 9000
 """Upper bound of a cached word's memory."""
 CACHE_NBYTES = _CACHED_WORDS * _WORD_NBYTES
 """Upper bound of the word cache's memory."""
+ANCHORS = (".", "a", "\n")
+"""Texts that stand for what comes before a text, so that its beginning is not taken for the beginning of all."""
+PROBE = "Zwölf Boxkämpfer, 1234567 + 0.5 = x;\n\tif (a_b != \"c\") { return f(x)[0]; }  日本語 🙂 I'm  don't ﬁ"
+"""Text on which tokenizers differ: digits, spaces, accents, code, a ligature that some normalize."""
 _KEPT_TEXTS = 16
 """Texts whose tokens are remembered."""
 _SAMPLE = "a B1 \n é 你 \U0001f999 \ufdfa"
@@ -260,6 +264,42 @@ class Tokenizer:
                 for id, token in sorted(self._inner.get_added_tokens_decoder().items())
             ],
         }
+
+
+class TextTokens:
+    """A tokenizer for pieces of text, none of which becomes a control token that it may spell."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._heads = [(anchor, tokenizer.encode(anchor)) for anchor in ANCHORS]
+
+    def of(self, text: str, *, begins: bool) -> list[int]:
+        """Return a text's tokens. begins: whether nothing comes before it, so that a space mark may be added."""
+        for anchor, head in () if begins else self._heads:
+            ids = self._plain(anchor + text)
+            if ids[: len(head)] == head:
+                return ids[len(head) :]
+        return self._plain(text)
+
+    def prompt(self, tokens: Sequence[int]) -> str:
+        """Return a prompt's text, with its control tokens, but without what a tokenizer itself begins a text with."""
+        first = self.tokenizer.encode("", add_special=True)
+        start = len(first) if [*tokens[: len(first)]] == first else 0
+        return self.tokenizer.decode(tokens[start:], skip_special=False)
+
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.tokenizer.token_bytes, ids))
+
+    def change(self) -> str | None:
+        """Return a text that the tokenizer changes, and into what; None: it keeps text as it is."""
+        for word in PROBE.split(" "):
+            found = self.bytes_of(self.of(f" {word}", begins=False)).decode("utf-8", "replace")
+            if found != f" {word}":
+                return f"{word!r} becomes {found.strip()!r}"
+        return None
+
+    def _plain(self, text: str) -> list[int]:
+        return self.tokenizer.encode(self.tokenizer.without_controls(text))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -6,12 +6,14 @@ import http.client
 import json
 import os
 import ssl
+import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic, sleep
+from typing import TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from edgedecode.errors import EdgeDecodeError, InputError, cause
@@ -23,6 +25,9 @@ _CONNECT_SECONDS = 5.0
 _PAUSE = 0.25
 """Seconds until a server that is busy is asked again."""
 _BUSY = (429, 503)
+
+
+Body: TypeAlias = Mapping[str, object] | None
 
 
 class TargetFailed(EdgeDecodeError):
@@ -46,8 +51,7 @@ def checked_url(url: str) -> SplitResult:
         usable = False
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise InputError(
-            "--target-url has more than scheme, host, port and path: a key belongs into an environment variable, "
-            "named with --target-key-env"
+            "--target-url has more than host, port and path: a key belongs into a variable that --target-key-env names"
         )
     if not usable:
         raise InputError(f"--target-url {url[:80]!r} is no address: give one as https://host:8000")
@@ -71,12 +75,17 @@ class Connection:
 
     def __init__(self, url: str, *, key_variable: str = "", seconds: float = 30.0) -> None:
         self.parts, self.seconds = checked_url(url), seconds
-        self._headers = {"Content-Type": "application/json"}
+        self.host = self.parts.netloc
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         if key_variable:
             key = os.environ.get(key_variable, "")
             if not key or not key.isascii() or not key.isprintable():
                 raise InputError(f"the environment variable {key_variable} holds no key: set it, one line of ASCII")
             self._headers["Authorization"] = f"Bearer {key}"
+        self.named: dict[str, str] = {}
+        """The field of a body that names the model, if one is asked for."""
+        self._answering = ""
+        """What the server calls its model, since its first reply."""
         self._open: http.client.HTTPConnection | None = None
         self._ahead: Thread | None = None
         """Connects, before there is a request."""
@@ -84,44 +93,50 @@ class Connection:
         """For the next streams."""
         self.counts = Counts()
 
-    @property
-    def host(self) -> str:
-        return self.parts.netloc
+    def answers(self, model: object) -> None:
+        """Remember the model that answers first. Raises TargetFailed once another one does."""
+        if self._answering not in ("", model):
+            raise TargetFailed(f"{self.host} answers with {model!r:.40} and no longer with {self._answering!r:.40}")
+        self._answering = str(model)
 
-    def post(self, path: str, body: Mapping[str, object]) -> dict[str, JsonValue]:
-        """Return the JSON object that answers a body. Raises TargetFailed.
+    def misread(self, error: Exception) -> TargetFailed:
+        """Return what to raise for a reply of another shape."""
+        told = f"{type(error).__name__}: {error}"
+        return TargetFailed(f"{self.host} does not answer as such a server does ({told:.80})")
+
+    def ask(self, path: str, body: Body = None) -> dict[str, JsonValue]:
+        """Return the JSON object that answers a body, or, without one, is at a path. Raises TargetFailed.
 
         A connection that was closed meanwhile is opened again, once; the requests made with this may be repeated.
         """
-        return self._asked("POST", path, body)
+        deadline = monotonic() + self.seconds
+        try:
+            with self._told():
+                return self._object(path, self._read(self._begun(path, body, deadline), deadline))
+        except BaseException:  # also an interrupt: what is left of the reply would be read as the next one
+            self.close()
+            raise
 
-    def get(self, path: str) -> dict[str, JsonValue]:
-        """Return the JSON object at a path. Raises TargetFailed."""
-        return self._asked("GET", path, None)
-
-    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, JsonValue]]:
+    def events(self, path: str, body: Body) -> Generator[dict[str, JsonValue]]:
         """Yield the events of a streamed reply, server-sent ones or an object a line. Raises TargetFailed.
 
         Each may take as long as a reply. It has a connection of its own, which closing the iterator ends, so that the
         server writes no more; that of the next stream is opened meanwhile.
         """
-        own, whole = self._streams.pop() if self._streams else self._another(), False
+        own = self._streams.pop() if self._streams else self._another()
         try:
-            with own._told(), own._begun("POST", path, body, monotonic() + self.seconds) as reply:
+            with own._told(), own._begun(path, body, monotonic() + self.seconds) as reply:
                 while line := reply.readline(_PIECE):
                     self.counts.received += len(line)
                     own._wait_until(monotonic() + self.seconds)
-                    if not line.startswith((b"data: {", b"{")):
-                        continue
-                    event = self._object(path, line.removeprefix(b"data: "))
-                    if event.get("error"):
-                        raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
-                    yield event
-                whole = not reply.will_close
+                    if line.startswith((b"data: {", b"{")):
+                        event = self._object(path, line.removeprefix(b"data: "))
+                        if event.get("error"):
+                            raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
+                        yield event
         finally:
-            if not whole:
-                own.close()
-                own._connect_ahead()
+            own.close()
+            own._connect_ahead()
             self._streams.append(own)
 
     def close(self) -> None:
@@ -130,13 +145,13 @@ class Connection:
             self._ahead.join()
         for each in (self._open, *self._streams):
             if each is not None:
-                with suppress(OSError):
-                    each.close()
+                each.close()
         self._open, self._streams, self._ahead = None, [], None
 
     def _another(self) -> Connection:
         """Return a connection to the same server."""
         found = copy(self)
+        found._headers = {**self._headers, "Accept-Encoding": "identity"}
         found._open, found._streams, found._ahead = None, [], None
         return found
 
@@ -155,15 +170,6 @@ class Connection:
         assert self.parts.hostname is not None
         return kind(self.parts.hostname, self.parts.port, timeout=min(_CONNECT_SECONDS, self.seconds))
 
-    def _asked(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, JsonValue]:
-        deadline = monotonic() + self.seconds
-        try:
-            with self._told():
-                return self._object(path, self._read(self._begun(method, path, body, deadline), deadline))
-        except BaseException:  # also an interrupt: what is left of the reply would be read as the next one
-            self.close()
-            raise
-
     def _object(self, path: str, reply: bytes) -> dict[str, JsonValue]:
         if not isinstance(value := _json(reply), dict):
             raise TargetFailed(f"{self.host} answers {path} with what is no JSON object: {reply[:40]!r}")
@@ -178,37 +184,34 @@ class Connection:
             raise TargetFailed(f"the certificate of {self.host} is not valid: {error.verify_message}") from None
         except TimeoutError:
             raise TargetFailed(f"{self.host} did not answer within {self.seconds:g} s") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, zlib.error) as error:
             raise TargetFailed(f"{self.host} cannot be reached: {cause(error) or type(error).__name__}") from None
 
-    def _begun(
-        self, method: str, path: str, body: Mapping[str, object] | None, deadline: float
-    ) -> http.client.HTTPResponse:
+    def _begun(self, path: str, body: Body, deadline: float) -> http.client.HTTPResponse:
         """Send a request until the server is not busy; return its reply, whose headers are read. Raises Refused."""
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         self.counts.requests, self.counts.sent = self.counts.requests + 1, self.counts.sent + len(data or b"")
-        while (reply := self._replied(method, path, data, deadline)).status != 200:
+        while (reply := self._replied(path, data, deadline)).status != 200:
             said, place = self._read(reply, deadline), reply.headers.get("Location", "elsewhere")
             if 300 <= reply.status < 400:
-                told = f"redirects to {place[:80]}, which is not followed: give that address"
-                raise Refused(f"{self.host} {told}", reply.status)
+                raise Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that", reply.status)
             if reply.status not in _BUSY or monotonic() + _PAUSE > deadline:
                 raise Refused(f"{self.host} refuses {path} ({reply.status}): {_said(_json(said), said)}", reply.status)
             sleep(_PAUSE)
         return reply
 
-    def _replied(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
+    def _replied(self, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
         """Send a request, again if the server had closed a connection on which nothing was sent for a while."""
         kept = self._open is not None
         try:
-            return self._sent(method, path, data, deadline)
+            return self._sent(path, data, deadline)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
             if not kept:
                 raise
             self.close()
-            return self._sent(method, path, data, deadline)
+            return self._sent(path, data, deadline)
 
-    def _sent(self, method: str, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
+    def _sent(self, path: str, data: bytes | None, deadline: float) -> http.client.HTTPResponse:
         if self._ahead is not None:
             self._ahead.join()
             self._ahead = None
@@ -217,7 +220,7 @@ class Connection:
             self._open.connect()
         self._wait_until(deadline)
         base = self.parts.path.rstrip("/").removesuffix("/v1")  # with which OpenAI's clients are given it
-        self._open.request(method, base + path, data, self._headers)
+        self._open.request("GET" if data is None else "POST", base + path, data, self._headers)
         return self._open.getresponse()
 
     def _read(self, reply: http.client.HTTPResponse, deadline: float) -> bytes:
@@ -232,7 +235,9 @@ class Connection:
         if reply.will_close:
             self.close()
         self.counts.received += size
-        return b"".join(pieces)
+        data = b"".join(pieces)
+        packed = reply.headers.get("Content-Encoding") == "gzip"
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MOST_NBYTES) if packed else data
 
     def _wait_until(self, deadline: float) -> None:
         """Limit the time of the next reading. Raises TimeoutError."""

@@ -12,25 +12,15 @@ from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.text.tokenizer import TextTokens
 from edgedecode.user_notices import notice
 
-from ..row_state import (
-    check_capacity,
-    check_chain,
-    check_crop,
-    check_kept,
-    check_room,
-    check_tokens,
-    continues,
-    wanted_rows,
-)
+from .. import row_state
 from .connection import Connection, TargetFailed
 from .servers import Asked, Kind, Rows, rows_of
-from .token_stream import FEW, Begun, DeviceText, TokenStream
+from .token_stream import FEW, Begun, TokenStream
 
 _TOKEN_NBYTES = 8
-_LONGEST_PATIENCE = 32
-"""Single rows, at most, until the server is asked to write on alone again."""
 _AGAIN_SECONDS = 30.0
 """After which an answer asks a server again that did not answer."""
 
@@ -69,14 +59,14 @@ class RemoteState:
         return self._lease.nbytes + (0 if self.own is None else self.own.nbytes)
 
     def keep(self, path: Sequence[int]) -> None:
-        check_kept(path, pending=len(self.rows))
-        check_chain(path)
+        row_state.check_kept(path, pending=len(self.rows))
+        row_state.check_chain(path)
         self.tokens += self.rows[: len(path)]
         self.crop(len(self.tokens), begins=False)
 
     def crop(self, length: int, *, begins: bool = True) -> None:
         """Drop every pending row, then roll back. An answer begins with that, and asks the server again."""
-        check_crop(length, settled=len(self.tokens))
+        row_state.check_crop(length, settled=len(self.tokens))
         self.rows.clear()
         del self.tokens[length:]
         self.agreed, self._own_agreed = min(self.agreed, length), min(self._own_agreed, length)
@@ -91,7 +81,7 @@ class RemoteState:
             self.stream.close()
             self.stream = None
             if self.sampling.get("temperature"):
-                self.patience = min(_LONGEST_PATIENCE, 2 * self.patience)
+                self.patience *= 2
         self.plain = 0
 
     def close(self) -> None:
@@ -128,23 +118,20 @@ class RemoteModel:
         kind: Kind,
         card: ModelCard,
         *,
-        model: str,
-        device: DeviceText,
+        pieces: TextTokens,
+        end: int,
         budget: Budget,
         spare: LanguageModel | None = None,
     ) -> None:
         self.card, self.connection = card, connection
-        self._kind, self._model, self._device, self._budget, self._spare = kind, model, device, budget, spare
+        self._kind, self._pieces, self._end, self._budget, self._spare = kind, pieces, end, budget, spare
         self._buffer: FloatArray = np.empty((0, card.rows), np.float32)
         self._filled: list[IntArray] = []
-        self._answered = ""
         self._silent_until = 0.0
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> RemoteState:
-        check_capacity(capacity, self.card)
-        nbytes = _TOKEN_NBYTES * capacity
-        if rows > len(self._buffer):
-            nbytes += 4 * self.card.rows * (rows - len(self._buffer))
+        row_state.check_capacity(capacity, self.card)
+        nbytes = _TOKEN_NBYTES * capacity + 4 * self.card.rows * max(0, rows - len(self._buffer))
         lease = self._budget.reserve("target on a server", nbytes)
         try:
             own = None if self._spare is None else self._spare.new_state(capacity, rows=rows)
@@ -170,17 +157,18 @@ class RemoteModel:
         """
         assert isinstance(state, RemoteState)
         count = len(tokens)
-        if adapter is not None or (parents is not None and not continues(parents, count=count, after=state.pending)):
+        if adapter is not None or (
+            parents is not None and not row_state.continues(parents, count=count, after=state.pending)
+        ):
             raise CapabilityError("a target on a server reads chains without adapters: leave out trees and --adapter")
-        check_tokens(tokens, self.card)
-        check_room(count, used=state.length + state.pending, capacity=state.capacity)
-        asked = wanted_rows(rows, count=count)
+        row_state.check_tokens(tokens, self.card)
+        row_state.check_room(count, used=state.length + state.pending, capacity=state.capacity)
+        asked = row_state.wanted_rows(rows, count=count)
         state.rows += tokens
         if not len(asked):
             return Output(self._buffer[:0])
         first = min(asked)
-        logits, places = self._rows(state, count - first), [each - first for each in asked]
-        return Output(logits if places == [*range(count - first)] else logits[places])
+        return Output(self._rows(state, count - first)[[each - first for each in asked]])
 
     def close(self) -> None:
         self.connection.close()
@@ -193,9 +181,7 @@ class RemoteModel:
             state.alone = f"{self.connection.host} did not answer a moment ago"
         if not state.alone:
             try:
-                if (token := self._streamed(state, count)) is not None:
-                    return self._dense([(np.array([token]), np.zeros(1, np.float32))], 1)
-                return self._dense(self._asked(state, count), count)
+                return self._dense(self._streamed(state, count) or self._asked(state, count))
             except TargetFailed as error:
                 if self._spare is None:
                     raise
@@ -204,8 +190,8 @@ class RemoteModel:
         assert self._spare is not None
         return state.read_alone(self._spare, count)
 
-    def _streamed(self, state: RemoteState, count: int) -> int | None:
-        """Return the token that the server itself writes next, which is a row of its own; None: ask for rows.
+    def _streamed(self, state: RemoteState, count: int) -> Rows | None:
+        """Return a row with the token that the server itself writes next; None: ask for rows.
 
         A plain round then takes no way to the server and back. Raises TargetFailed if there are no rows to ask for.
         """
@@ -216,7 +202,7 @@ class RemoteModel:
             return None
         if kind.ask is not None and state.stream is None:
             state.plain += 1
-            drawn = state.sampling.get("temperature") and (state.switches or not kind.seeded)
+            drawn = state.sampling.get("temperature") and (state.switches or not kind.verifies)
             if drawn or not state.streams or state.plain < state.patience:
                 return None
         while True:
@@ -224,9 +210,9 @@ class RemoteModel:
             try:
                 if state.stream is None:
                     most = FEW if state.switches else state.limit
-                    begun = Begun(every, most, state.sampling, state.seed, self._model, self._device)
+                    begun = Begun(every, most, state.sampling, state.seed, self._pieces, self._end)
                     state.stream = TokenStream(self.connection, kind.write, begun, size=self.card.vocabulary_size)
-                return state.stream.next()
+                return [(np.array([state.stream.next()]), np.zeros(1, np.float32))]
             except TargetFailed:  # also at the end of as many tokens as were asked for
                 state.end_stream()
                 if not begins:
@@ -237,24 +223,17 @@ class RemoteModel:
 
     def _asked(self, state: RemoteState, count: int) -> Rows:
         every = [*state.tokens, *state.rows]
-        asked = Asked(
-            every,
-            keep=min(state.agreed, len(every) - count),
-            rows=count,
-            top=min(state.top, self.card.top_rows),
-            model=self._model,
-            session=state.session,
-            answered=self._answered,
-        )
+        top = min(state.top, self.card.top_rows)
+        asked = Asked(every, min(state.agreed, len(every) - count), count, top, state.session)
         found = rows_of(self.connection, self._kind, asked, size=self.card.vocabulary_size)
-        state.session, state.agreed, self._answered = asked.session, len(every), asked.answered
+        state.session, state.agreed = asked.session, len(every)
         return found
 
-    def _dense(self, found: Rows, count: int) -> FloatArray:
+    def _dense(self, found: Rows) -> FloatArray:
         """Return rows of the whole vocabulary. Only what the last ones had is cleared: a row may have 600 kB."""
         for place, ids in enumerate(self._filled):
             self._buffer[place, ids] = -np.inf
         self._filled = [ids for ids, _ in found]
         for place, (ids, logits) in enumerate(found):
             self._buffer[place, ids] = logits
-        return self._buffer[:count]
+        return self._buffer[: len(found)]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from ipaddress import ip_address
 from time import monotonic
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.wrapped_model import WrappedModel
-from edgedecode.drafters.foreign_text import PROBE
 from edgedecode.engines.interface import ADAPTERS, HIDDEN_ROWS, SQUARES, Device, ModelRequest, Runtime
 from edgedecode.engines.target_server import TargetServer
 from edgedecode.errors import CapabilityError, IncompatiblePair
 from edgedecode.pack.entries import DRAFT
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
-from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import PROBE, TextTokens, Tokenizer
 from edgedecode.typed_json import JsonValue
 from edgedecode.user_notices import notice
 
 from .connection import Connection, Refused, TargetFailed
 from .remote_model import RemoteModel
 from .servers import KINDS, tokens_of
-from .token_stream import DeviceText
 
+_HERE = r"localhost$|127\.[\d.]+$|::1$"
+"""Addresses of this device."""
 _LETTER = 4
 """Tokens of a single letter at most, with those that a tokenizer adds."""
 _FAR_SECONDS = 0.02
@@ -41,13 +41,15 @@ class RemoteRuntime:
     draft_place: tells measured costs with this server from those of others.
     """
 
-    def __init__(self, server: TargetServer, device: Runtime, text: DeviceText) -> None:
-        self._server, self._device, self._kind, self._text = server, device, KINDS[server.kind], text
+    def __init__(self, server: TargetServer, device: Runtime, tokenizer: Tokenizer, end: int) -> None:
+        self._server, self._device, self._kind = server, device, KINDS[server.kind]
+        self._tokenizer, self._end = tokenizer, end
         self._own: LanguageModel | None = None
         self._users = 0
         self.name, self.draft_name = device.name, device.name
         self.draft_place = f"beside {server.kind} {server.url} {server.model}"
         self._connection = Connection(server.url, key_variable=server.key_variable, seconds=server.seconds)
+        self._connection.named = {"model": server.model} if server.model else {}
 
     def devices(self) -> Sequence[Device]:
         return self._device.devices()
@@ -90,17 +92,16 @@ class RemoteRuntime:
 
     def _opened(self, request: ModelRequest, spare: LanguageModel | None) -> RemoteModel:
         server, connection = self._server, self._connection
-        context, model, away = _USUAL_CONTEXT, server.model, 0.0
+        context, away = _USUAL_CONTEXT, 0.0
         try:
-            props, model = self._asked_about()
-            context = _context_in(props) or context
+            context = _context_in(self._asked_about()) or context
             if self._kind.text:
                 asked = monotonic()
-                self._check_tokenizer(model)
+                self._check_tokenizer()
                 away = monotonic() - asked
-            secure = connection.parts.scheme == "https" or _is_here(connection.parts.hostname or "")
-            plainly = "" if secure else ", unencrypted"
-            notice(f"the text leaves this device{plainly}: {connection.host} {self._kind.does}")
+            secure = connection.parts.scheme == "https" or re.match(_HERE, connection.parts.hostname or "")
+            does = "verifies what is drafted here" if self._kind.verifies else "writes what is not written here"
+            notice(f"the text leaves this device{'' if secure else ', unencrypted'}: {connection.host} {does}")
         except TargetFailed as error:
             if spare is None or isinstance(error, Refused):
                 raise
@@ -109,7 +110,7 @@ class RemoteRuntime:
             context = min(context, spare.card.context)
         size = request.vocabulary_size
         card = ModelCard(
-            name=f"{model or server.kind} on {connection.host}",
+            name=f"{connection.named.get('model', server.kind)} on {connection.host}",
             rows=size,
             vocabulary_size=size,
             context=context,
@@ -120,35 +121,34 @@ class RemoteRuntime:
             widths=(1, _MOST_ROWS) if away >= _FAR_SECONDS else (),
             away_seconds=away if self._kind.verifies and self._kind.write is not None else 0.0,
         )
-        budget, device = request.budget, self._text
-        return RemoteModel(connection, self._kind, card, model=model, device=device, budget=budget, spare=spare)
+        pieces, end, budget = TextTokens(self._tokenizer), self._end, request.budget
+        return RemoteModel(connection, self._kind, card, pieces=pieces, end=end, budget=budget, spare=spare)
 
-    def _asked_about(self) -> tuple[dict[str, JsonValue], str]:
-        """Return what the server tells about its model, and the name to ask for it with."""
+    def _asked_about(self) -> dict[str, JsonValue]:
+        """Return what the server tells about its model, and set the name to ask for it with."""
         connection, model = self._connection, self._server.model
         if self._server.kind in ("vllm", "openai", "ollama"):
-            listed = connection.get("/v1/models").get("data")
+            listed = connection.ask("/v1/models").get("data")
             every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
             found = [each for each in every if not model or each.get("id") == model]
             if not found or (len(found) > 1 and self._server.kind != "vllm"):  # which lists its adapters too
                 names = ", ".join(str(each.get("id")) for each in every)
                 wrong = f"no model {model!r}" if model or not every else "several models: name one with --target-model"
                 raise Refused(f"{connection.host} has {wrong}; it has: {names[:200]}", 404)
-            name = str(found[0].get("id"))
+            connection.named = {"model": str(found[0].get("id"))}
             if self._server.kind == "openai":
-                self._check_completions(name)
-            return found[0], name
+                self._check_completions()
+            return found[0]
         if self._server.kind == "sglang":
-            return connection.get("/get_server_info"), model
-        return connection.get(f"/props?model={model}" if model else "/props"), model
+            return connection.ask("/get_server_info")
+        return connection.ask(f"/props?model={model}" if model else "/props")
 
-    def _check_completions(self, model: str) -> None:
+    def _check_completions(self) -> None:
         """Raise CapabilityError if the server does not go on with a text as it is, but answers a message with it."""
         try:
-            usage = self._connection.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})["usage"]
+            body = {**self._connection.named, "prompt": "a", "max_tokens": 1}
+            usage = self._connection.ask("/v1/completions", body).get("usage")
             count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        except KeyError:
-            return  # it does not count tokens
         except Refused as error:
             if error.status not in (400, 404, 405):
                 raise
@@ -159,23 +159,23 @@ class RemoteRuntime:
                 f"answer can go on there: for Ollama give --target-kind ollama"
             )
 
-    def _check_tokenizer(self, model: str) -> None:
+    def _check_tokenizer(self) -> None:
         """Raise IncompatiblePair if the server's tokenizer gives other ids."""
-        theirs = tokens_of(self._connection, self._kind, PROBE, model=model)
+        theirs = tokens_of(self._connection, self._kind, PROBE)
         if theirs is None:
             notice(f"{self._connection.host} does not tell its tokenizer: it must be the one of the device's model")
             return
-        if theirs != self._text.encode(PROBE):
+        if theirs != self._tokenizer.encode(PROBE):
             raise IncompatiblePair(
-                f"the model of {self._connection.host} has another tokenizer than the device's: draft with a model of "
-                f"the same family, or give a file of that family with -m, for its tokenizer, and the model that drafts "
-                f"with --draft"
+                f"the model of {self._connection.host} has another tokenizer than the device's: give a file of its "
+                f"family with -m, and what drafts, if that is of another, with --draft"
             )
 
 
 def remote_target(server: TargetServer, device: Runtime, tokenizer: Tokenizer, ends: frozenset[int]) -> Runtime:
     """Implements `TargetFactory`. Raises InputError for an address or a key that cannot be used."""
-    return RemoteRuntime(server, device, DeviceText(tokenizer, ends))
+    written = (id for id in ends if (tokenizer.token_text(id) or "\0") in tokenizer.chat_template.source)
+    return RemoteRuntime(server, device, tokenizer, min(written, default=min(ends, default=-1)))
 
 
 def _context_in(props: dict[str, JsonValue]) -> int | None:
@@ -185,11 +185,3 @@ def _context_in(props: dict[str, JsonValue]) -> int | None:
     names = "context", "n_ctx", "max_model_len", "context_length", "max_req_input_len"
     named = [props.get(name, inner.get(name)) for name in names]
     return next((each for each in named if isinstance(each, int) and each > 1), None)
-
-
-def _is_here(host: str) -> bool:
-    """Return whether an address is this device's own."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

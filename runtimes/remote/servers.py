@@ -11,7 +11,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 
-from .connection import Connection, Refused, TargetFailed
+from .connection import Connection, Refused
 from .token_stream import Write, write_ids, write_ollama, write_text
 
 _LOST = 409
@@ -25,23 +25,14 @@ Rows: TypeAlias = list[tuple[IntArray, FloatArray]]
 class Asked:
     """A request: the last `rows` rows of `tokens`, of which the server has the first `keep` by its last reply.
 
-    session: of the server, which it names; empty: none. model: as the user names it; empty: the server's own. answered:
-    the name that the server gives the model, since its first reply.
+    session: of the server, which it names; empty: none.
     """
 
     tokens: list[int]
     keep: int
     rows: int
     top: int
-    model: str = ""
     session: str = ""
-    answered: str = ""
-
-    def answers(self, connection: Connection, model: object) -> None:
-        """Remember the model that answers first. Raises TargetFailed once another one does."""
-        if self.answered and self.answered != model:
-            raise TargetFailed(f"{connection.host} answers with {model!r:.40} and no longer with {self.answered!r:.40}")
-        self.answered = str(model)
 
 
 Ask: TypeAlias = Callable[[Connection, Asked], Rows]
@@ -50,19 +41,17 @@ Ask: TypeAlias = Callable[[Connection, Asked], Rows]
 
 def ask_edgedecode(connection: Connection, asked: Asked) -> Rows:
     """Ask `edgedecode serve --verify-drafts`. What its session does not hold is sent; a lost one begins again."""
-    named = {"model": asked.model} if asked.model else {}
-    body = named | {"rows": asked.rows, "top": asked.top}
+    body = connection.named | {"rows": asked.rows, "top": asked.top}
+    whole = {"tokens": asked.tokens, **body}
+    held = {"session": asked.session, "keep": asked.keep, **body, "tokens": asked.tokens[asked.keep :]}
     try:
-        if not asked.session:
-            raise Refused("", _LOST)
-        held = {"session": asked.session, "keep": asked.keep}
-        found: Any = connection.post("/v1/verify", {**held, "tokens": asked.tokens[asked.keep :], **body})
+        found: Any = connection.ask("/v1/verify", held if asked.session else whole)
     except Refused as error:
         if error.status != _LOST:
             raise
-        found = connection.post("/v1/verify", {"tokens": asked.tokens, **body})
+        found = connection.ask("/v1/verify", whole)
     asked.session = str(found["session"])
-    asked.answers(connection, found["model"])
+    connection.answers(found["model"])
     return [
         _row([(id, -gap) for id, gap in zip(ids, [0.0, *gaps], strict=True)])
         for ids, gaps in zip(found["ids"], found["gaps"], strict=True)
@@ -74,14 +63,9 @@ def ask_sglang(connection: Connection, asked: Asked) -> Rows:
 
     Its row of an input token predicts that token, so that the last row is the generated token's.
     """
-    body = {
-        "input_ids": asked.tokens,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "return_logprob": True,
-        "logprob_start_len": len(asked.tokens) - asked.rows,
-        "top_logprobs_num": asked.top,
-    }
-    found: Any = connection.post("/generate", body)
+    told = {"return_logprob": True, "top_logprobs_num": asked.top}
+    body = {"input_ids": asked.tokens, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, **told}
+    found: Any = connection.ask("/generate", {**body, "logprob_start_len": len(asked.tokens) - asked.rows})
     meta = found["meta_info"]
     inputs = meta["input_top_logprobs"] if asked.rows > 1 else []
     rows = [*inputs[len(inputs) - (asked.rows - 1) :], meta["output_top_logprobs"][0]]
@@ -93,17 +77,10 @@ def ask_vllm(connection: Connection, asked: Asked) -> Rows:
 
     A prompt token that is not among the likeliest is in its row too, with its rank.
     """
-    body = {
-        "model": asked.model,
-        "prompt": asked.tokens,
-        "max_tokens": 1,
-        "temperature": 0,
-        "logprobs": asked.top,
-        "prompt_logprobs": asked.top,
-        "return_tokens_as_token_ids": True,
-    }
-    found: Any = connection.post("/v1/completions", body)
-    asked.answers(connection, found["model"])
+    told = {"logprobs": asked.top, "prompt_logprobs": asked.top, "return_tokens_as_token_ids": True}
+    body = {**connection.named, "prompt": asked.tokens, "max_tokens": 1, "temperature": 0, **told}
+    found: Any = connection.ask("/v1/completions", body)
+    connection.answers(found["model"])
     (choice,) = found["choices"]
     rows = [
         _row((int(id), entry["logprob"]) for id, entry in each.items() if entry["rank"] <= asked.top)
@@ -121,7 +98,7 @@ def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
     body = {"prompt": asked.tokens, "n_predict": 1, "n_probs": asked.top, "temperature": 0, "cache_prompt": True}
     excluded: list[list[int | bool]] = []
     for _ in range(_MOST_PARTS):
-        found: Any = connection.post("/completion", {**body, "return_tokens": True, "logit_bias": excluded})
+        found: Any = connection.ask("/completion", {**body, "return_tokens": True, "logit_bias": excluded})
         if told := found.get("completion_probabilities"):
             return [_row((top["id"], top["logprob"]) for top in told[0]["top_logprobs"])]
         excluded = [*excluded, [found["tokens"][0], False]]
@@ -131,27 +108,21 @@ def ask_llama_server(connection: Connection, asked: Asked) -> Rows:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of server. ask: for rows; None: it tells none, and draws every token itself. write: for what it writes on
-    alone; None: it is not asked. seeded: whether it then draws with the noise of a session.
+    alone; None: it is not asked.
 
-    verifies: whether it tells several rows in one reply. most_top: likeliest tokens of a row. text: the field of
-    /tokenize with the text; empty: it is not asked for ids.
+    verifies: whether it tells several rows in one reply, and writes with the noise of a session. most_top: likeliest
+    tokens of a row. text: the field of /tokenize with the text; empty: it is not asked for ids.
     """
 
     ask: Ask | None
     write: Write | None = None
     verifies: bool = False
-    seeded: bool = False
     most_top: int = 64
     text: str = ""
 
-    @property
-    def does(self) -> str:
-        """What a user is told of it."""
-        return "verifies what is drafted here" if self.verifies else "writes what is not written here"
-
 
 KINDS = {
-    "edgedecode": Kind(ask_edgedecode, write_ids, verifies=True, seeded=True, text="content"),
+    "edgedecode": Kind(ask_edgedecode, write_ids, verifies=True, text="content"),
     "sglang": Kind(ask_sglang, verifies=True, text="prompt"),
     "vllm": Kind(ask_vllm, verifies=True, most_top=20, text="prompt"),
     "llama-server": Kind(ask_llama_server, write_ids, text="content"),
@@ -172,17 +143,16 @@ def rows_of(connection: Connection, kind: Kind, asked: Asked, *, size: int) -> R
         if any(not np.isfinite(logits[0]) or np.isnan(logits).any() for _, logits in found):
             raise ValueError("log probabilities that are no numbers")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise TargetFailed(f"{connection.host} does not answer as such a server does ({told:.80})") from None
+        raise connection.misread(error) from None
     return found
 
 
-def tokens_of(connection: Connection, kind: Kind, text: str, *, model: str) -> object:
+def tokens_of(connection: Connection, kind: Kind, text: str) -> object:
     """Return the server's ids of a text; None: it does not tell. Raises TargetFailed."""
     special = "add_special_tokens" if kind.text == "prompt" else "add_special"
-    body = {kind.text: text, special: False, **({"model": model} if model else {})}
+    body = {kind.text: text, special: False, **connection.named}
     try:
-        return connection.post("/tokenize", body).get("tokens")
+        return connection.ask("/tokenize", body).get("tokens")
     except Refused as error:
         if error.status in (404, 405):
             return None

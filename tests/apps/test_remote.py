@@ -264,3 +264,13 @@ def test_a_far_server_is_known_by_its_first_requests(server: Running) -> None:
     with answering(delayed(server.port, 0.03)) as url, remote(url) as device:
         assert device.target.card.widths == (1, 17)
         assert 0.03 <= device.target.card.away_seconds < 0.5
+
+
+def test_rows_of_many_tokens_come_compressed(server: Running, pair: Pair) -> None:
+    with remote(server.port) as device, device.session(SessionOptions(sampling=WARM, seed=3, draft_max=4)) as session:
+        target: Any = device.target
+        before, first = target.connection.counts.received, target.connection.counts.requests
+        text = session.generate(STORY, max_tokens=32).text
+        received = target.connection.counts.received - before
+        assert received <= 1500 * (target.connection.counts.requests - first)  # 5 rows of 40 tokens, 2,400 as text
+    assert text == text_of(pair, sampling=WARM, drafter="none")

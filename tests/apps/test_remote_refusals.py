@@ -88,9 +88,9 @@ def test_redirects_are_not_followed() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://user:secret@host:8000", "a key belongs into an environment variable"),
-        ("http://host:8000/?key=secret", "a key belongs into an environment variable"),
-        ("http://host:8000/#secret", "a key belongs into an environment variable"),
+        ("http://user:secret@host:8000", "a key belongs into a variable"),
+        ("http://host:8000/?key=secret", "a key belongs into a variable"),
+        ("http://host:8000/#secret", "a key belongs into a variable"),
         *((url, "is no address") for url in ("host:8000", "ftp://host", "http://", "http://host:99999", "")),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from gzip import compress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -19,6 +20,8 @@ from ..running import Service
 from .states import MOST_ROWS, Held
 
 _MOST_TOKENS = 1 << 20
+_LEAST_NBYTES = 512
+"""Of a reply that is compressed, to half, if the client takes that."""
 MOST_TOP = 64
 """Likeliest tokens of a row: those that a sampler's helper finds."""
 
@@ -67,7 +70,11 @@ class VerifyEndpoint:
             size = model.service.pair.tokenizer.size
             if wrong := [each for each in body.tokens if not 0 <= each < size]:
                 raise InputError(f"tokens has {wrong[0]}, which is no token's id: 0 to {size - 1}")
-            return JsonResponse(await self._verified(body, model.service, found.pack, key=request.scope["key"]))
+            reply = JsonResponse(await self._verified(body, model.service, found.pack, key=request.scope["key"]))
+        if len(reply.body) > _LEAST_NBYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
+            reply.body = compress(reply.body, 1)
+            reply.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(reply.body))})
+        return reply
 
     async def _verified(self, body: VerifyBody, service: Service, name: str, *, key: int) -> Verified:
         """Verify in a place of an answer, so that all requests have the same limits."""
