@@ -26,31 +26,12 @@ namespace {
 
 // Further places in the table, by the names of the functions in the engine's header.
 enum Place : int {
-  kGetErrorMessage = 2,
-  kCreateEnv = 3,
-  kCreateSession = 7,
-  kCreateSessionOptions = 10,
-  kSetSessionExecutionMode = 13,
-  kDisableMemPattern = 17,
-  kSetSessionLogSeverityLevel = 22,
-  kSetIntraOpNumThreads = 24,
-  kSetInterOpNumThreads = 25,
-  kCreateTensorWithDataAsOrtValue = 49,
-  kCreateMemoryInfo = 68,
-  kCreateCpuMemoryInfo = 69,
-  kReleaseMemoryInfo = 94,
-  kReleaseSession = 95,
-  kReleaseValue = 96,
-  kReleaseSessionOptions = 100,
-  kAddSessionConfigEntry = 130,
-  kRunWithBinding = 133,
-  kCreateIoBinding = 134,
-  kReleaseIoBinding = 135,
-  kBindInput = 136,
-  kBindOutput = 137,
-  kCreateAndRegisterAllocator = 144,
-  kReleaseArenaCfg = 157,
-  kCreateArenaCfgV2 = 164,
+  kGetErrorMessage = 2, kCreateEnv = 3, kCreateSession = 7, kCreateSessionOptions = 10, kSetSessionExecutionMode = 13,
+  kDisableMemPattern = 17, kSetSessionLogSeverityLevel = 22, kSetIntraOpNumThreads = 24, kSetInterOpNumThreads = 25,
+  kCreateTensorWithDataAsOrtValue = 49, kCreateMemoryInfo = 68, kCreateCpuMemoryInfo = 69, kReleaseMemoryInfo = 94,
+  kReleaseSession = 95, kReleaseValue = 96, kReleaseSessionOptions = 100, kAddSessionConfigEntry = 130,
+  kRunWithBinding = 133, kCreateIoBinding = 134, kReleaseIoBinding = 135, kBindInput = 136, kBindOutput = 137,
+  kCreateAndRegisterAllocator = 144, kReleaseArenaCfg = 157, kCreateArenaCfgV2 = 164,
 };
 constexpr int kFatal = 4, kArenaAllocator = 1, kDeviceAllocator = 0, kDefaultMemory = 0, kSequential = 0;
 constexpr size_t kDeadNbytes = 4096;
@@ -155,11 +136,6 @@ Value::Value(const void* data, size_t size, int type, const std::vector<int64_t>
         "a value");
 }
 Value::~Value() { ort::call<void>(kReleaseValue, value_); }
-int Value::type_of(const float*) { return ort::kFloat; }
-int Value::type_of(const int8_t*) { return ort::kInt8; }
-int Value::type_of(const uint8_t*) { return ort::kUint8; }
-int Value::type_of(const int32_t*) { return ort::kInt32; }
-int Value::type_of(const int64_t*) { return ort::kInt64; }
 
 Binding::Binding(ort::Session* session) { check(ort::call(kCreateIoBinding, session, &binding_), "a binding"); }
 Binding::~Binding() { ort::call<void>(kReleaseIoBinding, binding_); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace ort {
@@ -15,22 +16,22 @@ struct Binding;
 
 namespace edgedecode {
 
+template <class T>
+constexpr int kType = std::is_floating_point_v<T> ? 1 : std::is_unsigned_v<T> ? 2 : sizeof(T) == 1 ? 3
+                      : sizeof(T) == 4            ? 6
+                                                  : 7;
+
 // A value of the engine over memory that its holder keeps.
 class Value {
  public:
-  template <class T>
-  Value(T* data, std::vector<int64_t> shape) : Value(data, sizeof(T), type_of(data), shape) {}
+  template <class T>  // by the engine's numbers: float, uint8_t, int8_t, int32_t, int64_t
+  Value(T* data, std::vector<int64_t> shape) : Value(data, sizeof(T), kType<std::remove_cv_t<T>>, shape) {}
   Value(const Value&) = delete;
   ~Value();
   ort::Value* get() const { return value_; }
 
  private:
   Value(const void* data, size_t size, int type, const std::vector<int64_t>& shape);
-  static int type_of(const float*);
-  static int type_of(const int8_t*);
-  static int type_of(const uint8_t*);
-  static int type_of(const int32_t*);
-  static int type_of(const int64_t*);
   ort::Value* value_ = nullptr;
 };
 

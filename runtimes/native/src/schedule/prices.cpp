@@ -1,6 +1,7 @@
 #include "prices.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace edgedecode {
 
@@ -16,19 +17,21 @@ double Prices::host(const std::string& drafter, bool least) const {
   return least && known->few() && drafter != kAsked ? std::min(*known->value, host(kAsked)) : *known->value;
 }
 
-double Prices::step(const std::string& drafter, bool least) const {
+// A draft model's measured cost. Where there is none, what is assumed; with few, and `least`, at most a guess.
+double Prices::drafting(const std::string& drafter, Recent DraftCost::*part, double assumed, double most) const {
   const auto known = costs_->drafts.find(drafter);
+  if (known == costs_->drafts.end() || !(known->second.*part).value) return assumed;
+  const Recent& found = known->second.*part;
+  return found.few() ? std::min(*found.value, most) : *found.value;
+}
+
+double Prices::step(const std::string& drafter, bool least) const {
   const double more = guess::kStepSeconds / seconds;
-  if (known == costs_->drafts.end() || !known->second.step.value) return guess::kStep + more;
-  const Recent& found = known->second.step;
-  return least && found.few() ? std::min(*found.value, 2 * guess::kStep + more) : *found.value;
+  return drafting(drafter, &DraftCost::step, guess::kStep + more, least ? 2 * guess::kStep + more : INFINITY);
 }
 
 double Prices::read(const std::string& drafter, bool least) const {
-  const auto known = costs_->drafts.find(drafter);
-  if (known == costs_->drafts.end() || !known->second.read.value) return guess::kRead;
-  const Recent& found = known->second.read;
-  return least && found.few() ? std::min(*found.value, guess::kRead) : *found.value;
+  return drafting(drafter, &DraftCost::read, guess::kRead, least ? guess::kRead : INFINITY);
 }
 
 int Prices::with_slack(int length) const {

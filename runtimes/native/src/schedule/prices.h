@@ -41,6 +41,8 @@ class Prices {
   const double seconds;
 
  private:
+  double drafting(const std::string& drafter, Recent DraftCost::*part, double assumed, double most) const;
+
   const CostModel* costs_;
   CostTable* table_;
   CostTable::ByWidth curve_;

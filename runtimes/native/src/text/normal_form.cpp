@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "splits.h"
 #include "utf8.h"
 
 namespace edgedecode {
@@ -19,12 +18,10 @@ NormalForm::NormalForm(const Tables& tables)
       decomposed_(tables.table<Decomposed>(Tables::kDecomposed)),
       parts_(tables.table<uint32_t>(Tables::kParts)),
       composed_(tables.table<Composed>(Tables::kComposed)) {
-  for (uint32_t code : parts_) {
+  for (uint32_t code : parts_)
     if (code > 0x10ffff) tables.damaged();
-  }
-  for (const Composed& each : composed_) {
+  for (const Composed& each : composed_)
     if (each.whole > 0x10ffff) tables.damaged();
-  }
 }
 
 void NormalForm::decompose(uint32_t code, std::vector<uint32_t>& out) const {

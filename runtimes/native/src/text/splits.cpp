@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "utf8.h"
+
 namespace edgedecode {
 namespace {
 
@@ -9,15 +11,6 @@ constexpr size_t kMostSteps = 16;
 constexpr size_t kNone = static_cast<size_t>(-1);
 
 }  // namespace
-
-uint32_t next_code_point(const char* text, size_t& place) {
-  const auto first = static_cast<uint8_t>(text[place++]);
-  if (first < 0x80) return first;
-  const int more = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
-  uint32_t code = first & (0x3f >> more);
-  for (int n = 0; n < more; ++n) code = code << 6 | (static_cast<uint8_t>(text[place++]) & 0x3f);
-  return code;
-}
 
 Splits::Splits(const Tables& tables)
     : classes_{tables.table<uint16_t>(Tables::kClassBlocks), tables.table<uint8_t>(Tables::kClasses)},

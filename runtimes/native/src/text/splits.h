@@ -14,9 +14,6 @@ struct Characters {
   std::vector<uint32_t> starts;  // where each begins in the text, and the text's end
 };
 
-// A code point of checked UTF-8 at `place`, which moves behind it.
-uint32_t next_code_point(const char* text, size_t& place);
-
 class Splits {
  public:
   explicit Splits(const Tables& tables);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <queue>
 
-#include "spaces.h"
 #include "utf8.h"
 
 namespace edgedecode {
@@ -71,14 +70,11 @@ Tokenizer::Tokenizer(const std::string& path) : tables_(path), splits_(tables_),
   trailing_ = tables_.table<uint32_t>(Tables::kTrailing);
   const size_t size = static_cast<size_t>(size_);
   if (flags_.count != size || text_ends_.count != size + 1 || pair_starts_.count != size + 1 || bytes_.count != 256 ||
-      added_ends_.count != added_.count + 1) {
+      added_ends_.count != added_.count + 1)
     tables_.damaged();
-  }
-  for (const auto& ids : {added_, leading_, trailing_}) {
-    for (uint32_t id : ids) {
+  for (const auto& ids : {added_, leading_, trailing_})
+    for (uint32_t id : ids)
       if (id >= size) tables_.damaged();
-    }
-  }
   size_t place = 0;
   for (int byte = 0; byte < 256; ++byte) {
     added_starts_[byte] = static_cast<uint32_t>(place);
@@ -300,9 +296,8 @@ void Tokenizer::pieces(std::string_view word, Ids& ids) const {
     offer(left.before);
     offer(join.place);
   }
-  for (const Symbol& each : symbols) {
+  for (const Symbol& each : symbols)
     if (each.alive) ids.push_back(static_cast<int32_t>(each.id));
-  }
 }
 
 }  // namespace edgedecode

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "../errors.h"
-#include "spaces.h"
 #include "utf8.h"
 
 namespace edgedecode {
@@ -43,13 +42,9 @@ Turns::Between Turns::between(const Json& turns, const char* name) {
 
 Turns::Writing Turns::writing(const Json& turns, const char* role) {
   const Json& found = member(member(turns, "writing"), role);
-  Writing how;
-  how.left = member(found, "left").string(kWhat);
-  how.right = member(found, "right").boolean(kWhat);
-  how.early = member(found, "early").boolean(kWhat);
-  how.thought_end = member(found, "thought_end").string(kWhat);
-  how.thought_strip = member(found, "thought_strip").string(kWhat);
-  return how;
+  return {member(found, "left").string(kWhat), member(found, "right").boolean(kWhat),
+          member(found, "early").boolean(kWhat), member(found, "thought_end").string(kWhat),
+          member(found, "thought_strip").string(kWhat)};
 }
 
 Turns::Turns(const Json& turns) try

@@ -1,4 +1,4 @@
-// UTF-8, checked: which bytes make a character.
+// UTF-8, checked: which bytes make a character, and which characters are white space.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +45,16 @@ inline size_t invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
+// A code point of checked UTF-8 at `place`, which moves behind it.
+inline uint32_t next_code_point(const char* text, size_t& place) {
+  const auto first = static_cast<uint8_t>(text[place++]);
+  if (first < 0x80) return first;
+  const int more = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+  uint32_t code = first & (0x3f >> more);
+  for (int n = 0; n < more; ++n) code = code << 6 | (static_cast<uint8_t>(text[place++]) & 0x3f);
+  return code;
+}
+
 inline void append_utf8(uint32_t code, std::string& text) {
   if (code < 0x80) {
     text += static_cast<char>(code);
@@ -53,6 +63,31 @@ inline void append_utf8(uint32_t code, std::string& text) {
   const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
   text += static_cast<char>((0xf00 >> (more + 1) & 0xff) | code >> 6 * more);
   for (int n = more - 1; n >= 0; --n) text += static_cast<char>(0x80 | (code >> 6 * n & 0x3f));
+}
+
+// Whether a code point is white space (property White_Space; with `controls` also U+001C to U+001F, as in Python).
+inline bool is_space(uint32_t code, bool controls) {
+  if (code <= 0x20) return code == 0x20 || (code >= 9 && code <= 13) || (controls && code >= 28);
+  return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
+         code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
+}
+
+// The end of the white space from `start` on, and the start of that before `stop`. text: checked UTF-8.
+inline size_t spaces_stop(std::string_view text, size_t start, size_t stop, bool controls = false) {
+  for (size_t place = start; place < stop; start = place)
+    if (!is_space(next_code_point(text.data(), place), controls)) break;
+  return start;
+}
+
+inline size_t spaces_start(std::string_view text, size_t start, size_t stop, bool controls = false) {
+  while (stop > start) {
+    size_t place = stop - 1;
+    while (place > start && (static_cast<uint8_t>(text[place]) & 0xc0) == 0x80) --place;
+    size_t after = place;
+    if (!is_space(next_code_point(text.data(), after), controls)) break;
+    stop = place;
+  }
+  return stop;
 }
 
 }  // namespace edgedecode
