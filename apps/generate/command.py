@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode import Chunk, FinishReason, InputError, Session
+from edgedecode import Chunk, EdgeDecodeError, FinishReason, InputError, Session
 from edgedecode.commands import Command, add_color, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, file_text, is_standard_input
 
@@ -153,6 +153,10 @@ def _answer(arguments: Namespace, session: Session, prompt: str, expected: str |
             reply.add(chunk)
     except KeyboardInterrupt:  # the partial answer still gets its statistics
         _finish(arguments, session, reply)
+        raise
+    except EdgeDecodeError:  # a server went away: the message has a line of its own
+        if reply.text:
+            reply.end()
         raise
     _finish(arguments, session, reply)
 

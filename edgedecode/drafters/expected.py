@@ -16,9 +16,6 @@ TRUST = 8
 enough of it to draft at once; lower: the first lines are written without drafts."""
 LONGEST_TAIL, SHORTEST_TAIL = 16, 2
 """Last tokens of an answer that are searched in the text, to go on after a difference."""
-SHARE = 4
-"""Of the tokens of the text that the answer has followed, one in so many counts as matched behind a difference too:
-a text that was followed for long is an edit of it. Higher: drafts are short until the match has grown again."""
 AFTER_DIFFERENCE = 1
 """The match of a draft that assumes that one token took the place of another."""
 
@@ -38,8 +35,6 @@ class ExpectedDrafter(Drafter):
         self._text = characters(self._tokens)
         self._begun = self._read = self._place = 0
         self._match = TRUST
-        self._followed = 0
-        """Tokens of the answer that were those of the text at their place."""
         self._different_at = -1
         """Place of the last difference, until a match is found; -1: none."""
 
@@ -70,7 +65,6 @@ class ExpectedDrafter(Drafter):
                 break
             same += 1
         self._place += same
-        self._followed += same
         if same == len(new):
             self._match += same
             return
@@ -87,6 +81,5 @@ class ExpectedDrafter(Drafter):
             found = [place for place in (after, before) if place >= 0]
             if found:
                 nearest = min(found, key=lambda place: abs(place - self._different_at))
-                self._place, self._different_at = nearest + length, -1
-                self._match = length + self._followed // SHARE
+                self._place, self._match, self._different_at = nearest + length, length, -1
                 return

@@ -24,7 +24,6 @@ _PIECE = 1 << 16
 _CONNECT_SECONDS = 5.0
 _PAUSE = 0.25
 """Seconds until a server that is busy is asked again."""
-_BUSY = (429, 503)
 
 
 Body: TypeAlias = Mapping[str, object] | None
@@ -32,6 +31,10 @@ Body: TypeAlias = Mapping[str, object] | None
 
 class TargetFailed(EdgeDecodeError):
     """The server cannot be reached, or does not answer as it should. A later request may succeed."""
+
+
+class Late(TargetFailed):
+    """The server did not answer in time, and asking in another way would take as long again."""
 
 
 class Refused(TargetFailed):
@@ -183,7 +186,7 @@ class Connection:
         except ssl.SSLCertVerificationError as error:
             raise TargetFailed(f"the certificate of {self.host} is not valid: {error.verify_message}") from None
         except TimeoutError:
-            raise TargetFailed(f"{self.host} did not answer within {self.seconds:g} s") from None
+            raise Late(f"{self.host} did not answer within {self.seconds:g} s") from None
         except (OSError, http.client.HTTPException, ValueError, zlib.error) as error:
             raise TargetFailed(f"{self.host} cannot be reached: {cause(error) or type(error).__name__}") from None
 
@@ -195,7 +198,7 @@ class Connection:
             said, place = self._read(reply, deadline), reply.headers.get("Location", "elsewhere")
             if 300 <= reply.status < 400:
                 raise Refused(f"{self.host} redirects to {place[:80]}, which is not followed: give that", reply.status)
-            if reply.status not in _BUSY or monotonic() + _PAUSE > deadline:
+            if reply.status not in (429, 503) or monotonic() + _PAUSE > deadline:
                 raise Refused(f"{self.host} refuses {path} ({reply.status}): {_said(_json(said), said)}", reply.status)
             sleep(_PAUSE)
         return reply

@@ -16,7 +16,7 @@ from edgedecode.text.tokenizer import TextTokens
 from edgedecode.user_notices import notice
 
 from .. import row_state
-from .connection import Connection, TargetFailed
+from .connection import Connection, Late, TargetFailed
 from .servers import Asked, Kind, Rows, rows_of
 from .token_stream import FEW, Begun, TokenStream
 
@@ -213,13 +213,12 @@ class RemoteModel:
                     begun = Begun(every, most, state.sampling, state.seed, self._pieces, self._end)
                     state.stream = TokenStream(self.connection, kind.write, begun, size=self.card.vocabulary_size)
                 return [(np.array([state.stream.next()]), np.zeros(1, np.float32))]
-            except TargetFailed:  # also at the end of as many tokens as were asked for
+            except TargetFailed as error:  # also at the end of as many tokens as were asked for
                 state.end_stream()
-                if not begins:
-                    continue
-                if kind.ask is None:
+                if isinstance(error, Late) or (begins and kind.ask is None):
                     raise
-                return None
+                if begins:
+                    return None
 
     def _asked(self, state: RemoteState, count: int) -> Rows:
         every = [*state.tokens, *state.rows]

@@ -102,17 +102,18 @@ class RemoteRuntime:
             secure = connection.parts.scheme == "https" or re.match(_HERE, connection.parts.hostname or "")
             does = "verifies what is drafted here" if self._kind.verifies else "writes what is not written here"
             notice(f"the text leaves this device{'' if secure else ', unencrypted'}: {connection.host} {does}")
+        except Refused as error:
+            raise Refused(f"{error} (--target-kind is {server.kind})", error.status) from None
         except TargetFailed as error:
-            if spare is None or isinstance(error, Refused):
+            if spare is None:
                 raise
             notice(f"{error}: the device's model goes on alone, which may write something else")
         if spare is not None:
             context = min(context, spare.card.context)
-        size = request.vocabulary_size
         card = ModelCard(
             name=f"{connection.named.get('model', server.kind)} on {connection.host}",
-            rows=size,
-            vocabulary_size=size,
+            rows=request.vocabulary_size,
+            vocabulary_size=request.vocabulary_size,
             context=context,
             tree=False,
             rollback=self._kind.verifies,

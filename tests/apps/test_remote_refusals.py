@@ -16,6 +16,7 @@ from tests.apps.serving import Running
 import edgedecode
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.serve.guards import Limits
+from edgedecode.cli import main
 from edgedecode.errors import IncompatiblePair
 from tests.apps.middle import GREEDY, VERIFY, answering, forwarded, remote, text_of
 
@@ -52,6 +53,22 @@ def test_a_slow_server_is_waited_for_as_long_as_allowed(server: Running) -> None
     said = r"did not answer within 0\.5 s"
     with answering(answer) as url, remote(url, seconds=0.5) as device, pytest.raises(EdgeDecodeError, match=said):
         text_of(device, draft_max=1)
+
+
+def test_a_slow_stream_is_not_waited_for_twice(server: Running) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(path)
+        if path == "/completion":
+            sleep(1.5)
+        return forwarded(server.port, path, body)
+
+    said = r"did not answer within 0\.5 s"
+    with answering(answer) as url, remote(url, seconds=0.5) as device, pytest.raises(EdgeDecodeError, match=said):
+        text_of(device, drafter="none")
+    assert asked.count("/completion") == 1
+    assert VERIFY not in asked
 
 
 def test_another_model_in_mid_answer_is_refused(server: Running) -> None:
@@ -158,3 +175,21 @@ def test_what_needs_all_tokens_is_refused(sampling: SamplingOptions, said: str, 
                 session.generate("a", constraint=edgedecode.TokenSet([5]))
             with pytest.raises(CapabilityError, match="a score needs the whole"):
                 session.score("a b")
+
+
+def test_an_answer_that_breaks_off_ends_its_line(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(path)
+        return (0, b"") if asked.count(VERIFY) > 2 else forwarded(server.port, path, body)
+
+    words = ["generate", "demo", "-p", "Hi", "-n", "24", "--temp", "0", "--draft-max", "1"]
+    with answering(answer) as url:
+        assert main([*words, "--target-url", url]) == 1
+    out, err = capsys.readouterr()
+    assert out.strip()
+    assert out.endswith("\n")
+    assert "cannot be reached" in err.splitlines()[-1]
+    assert main([*words, "--target-url", f"http://127.0.0.1:{server.port}", "--target-kind", "sglang"]) == 1
+    assert "(--target-kind is sglang)" in capsys.readouterr().err
