@@ -199,6 +199,7 @@ class Drafting:
             accepted=verdict.accepted,
             read=round.read,
             draft_seconds=round.draft_seconds,
+            at_once=verdict.draft.at_once,
             match=verdict.draft.match,
             cut=round.returned - drafted,
             stopped=self.plan.floor > 0 and round.returned < round.limit and verdict.outcome is not Outcome.ENDED,

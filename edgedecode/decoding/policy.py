@@ -63,6 +63,8 @@ class RoundCost:
     read: int = 0
     """Tokens the drafter's model had to prefill before it could propose."""
     draft_seconds: float = 0.0
+    at_once: bool = False
+    """As in `Draft`."""
     match: int = 0
     cut: int = 0
     """Drafted tokens that the target did not verify, because a grammar refuses them; the first would be wrong."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import Assistant, FeatureState, State
+from edgedecode.decoding.heads import Assistant, FeatureState
+from edgedecode.decoding.model import State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan
 
 from .model_state import ModelState
@@ -15,6 +16,8 @@ class AssistantState(ModelState):
     All rows of a draft have the position of its first one, and read the settled positions before it, as transformers'
     SinglePositionMultiTokenCandidateGenerator does.
     """
+
+    of_head = True
 
     def __init__(self, model: Assistant, target: FeatureState) -> None:
         super().__init__(model, capacity=MAX_DRAFT + 2)

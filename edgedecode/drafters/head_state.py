@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import DraftHead, FeatureState
+from edgedecode.decoding.heads import DraftHead, FeatureState
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import Plan
 
 from .model_state import ModelState
@@ -12,21 +13,21 @@ CHUNK = 64
 """Positions that are read at once, as their features are copied."""
 
 
-class HeadState(ModelState):
-    """A head's KV cache. Its row for a position reads the target's features there and the next token.
+class ReadingState(ModelState):
+    """The KV cache of a head whose row for a position reads the target's features there.
 
-    So the token of row i, `_read[i]`, is that of position `_start` + i, and the row is of the position before. After
-    the rows with features come those of a draft, which read the head's own output: they are dropped at the next draft,
-    accepted or not, and read again with features. A text whose features are gone, or were never kept, as of a prefix
-    that was restored, is left out: guesses are worse then, and the text is the same.
+    The token of row i, `_read[i]`, is that of position `_start` + i, and the row is of the position before. A text
+    whose features are gone, or were never kept, as of a prefix that was restored, is left out: guesses are worse then,
+    and the text is the same.
     """
 
-    def __init__(self, head: DraftHead, target: FeatureState, *, capacity: int) -> None:
+    of_head = True
+
+    def __init__(self, head: LanguageModel, target: FeatureState, *, capacity: int) -> None:
         super().__init__(head, capacity=capacity)
-        self._head, self._target, self._features = head, target, target.keep_features()
+        self._target, self._features = target, target.keep_features()
         self._start, self._settled = 1, 0
         """Rows that read features."""
-        self._hidden: FloatArray | None = None
 
     def agree(self, context: Sequence[int]) -> None:
         self._crop(self._valid(context))
@@ -47,6 +48,27 @@ class HeadState(ModelState):
         if read < first or not self._read or self._is_full(last - self._start + 1):
             self._restart(max(first, last - max(1, self._window // 2) if self._window else 0) + 1)
         return min(limit, self._state.capacity - (last - self._start + 1))
+
+    def _valid(self, context: Sequence[int]) -> int:
+        """Return how many rows read the features and tokens of this context."""
+        return min(self._matching(context), self._settled)
+
+    def _restart(self, start: int) -> None:
+        super()._restart(start)
+        self._settled = 0
+
+
+class HeadState(ReadingState):
+    """A head's KV cache, of which each row also reads the next token.
+
+    After the rows with features come those of a draft, which read the head's own output: they are dropped at the next
+    draft, accepted or not, and read again with features.
+    """
+
+    def __init__(self, head: DraftHead, target: FeatureState, *, capacity: int) -> None:
+        super().__init__(head, target, capacity=capacity)
+        self._head = head
+        self._hidden: FloatArray | None = None
 
     def catch_up(self, context: Sequence[int]) -> FloatArray:
         last = len(context) - 1
@@ -69,11 +91,3 @@ class HeadState(ModelState):
         self._settle(tokens)
         self._hidden = output.hidden
         return output.logits
-
-    def _valid(self, context: Sequence[int]) -> int:
-        """Return how many rows read the features and tokens of this context."""
-        return min(self._matching(context), self._settled)
-
-    def _restart(self, start: int) -> None:
-        super()._restart(start)
-        self._settled = 0

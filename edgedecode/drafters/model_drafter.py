@@ -9,7 +9,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
-from edgedecode.decoding.model import Assistant, DraftHead, FeatureState, LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
@@ -45,19 +45,27 @@ class HeadSource(DrafterSource):
     needs_model = samples = True
 
     def open(self, setting: DraftSetting) -> Drafter:
+        from edgedecode.decoding.heads import Assistant, BlockHead, DraftHead, FeatureState  # late: most have no head
+
         head, target = setting.draft_model, setting.target_state
-        if not isinstance(head, DraftHead):
+        if not isinstance(head, DraftHead | BlockHead):
             raise CapabilityError("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one")
         if not isinstance(target, FeatureState):
             raise CapabilityError("the target's engine does not show what a drafting head reads: use --runtime onnx")
-        from .head_state import HeadState  # late: most packs have no head
-
         target.keep_features()
-        make: Callable[[], ModelState] = partial(HeadState, head, target, capacity=setting.capacity)
+        make: Callable[[], ModelState]
         if isinstance(head, Assistant):
             from .assistant_state import AssistantState
 
             make = partial(AssistantState, head, target)
+        elif isinstance(head, DraftHead):
+            from .head_state import HeadState
+
+            make = partial(HeadState, head, target, capacity=setting.capacity)
+        else:
+            from .block_state import BlockState
+
+            make = partial(BlockState, head, target, capacity=setting.capacity)
         return ModelDrafter(head, setting, name=self.name, make=make)
 
 
@@ -262,7 +270,7 @@ class ModelDrafter:
     def _draft(self, chain: Chain) -> Draft:
         if not chain.tokens:
             return EMPTY_DRAFT
-        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self._vocabulary)
+        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self._vocabulary, at_once=self.state.at_once)
         return replace(draft, probs=tuple(chain.probs), mode=DraftMode.SAMPLED) if self._setting.sampled else draft
 
 

@@ -40,6 +40,11 @@ class ModelState:
     outgrown: the context may have more tokens than `capacity`.
     """
 
+    at_once = False
+    """Whether one pass computes a whole draft."""
+    of_head = False
+    """Whether its model is a drafting head."""
+
     def __init__(self, model: LanguageModel, *, capacity: int, tree: bool = False, outgrown: bool = False) -> None:
         self.model = model
         self._users: dict[str, None] = {}

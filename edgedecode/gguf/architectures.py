@@ -153,7 +153,12 @@ MTP = Architecture("mtp", "", windows=True, every=1)
 kind. It reads, beside an embedding, what follows the target's final norm, or its own."""
 ASSISTANT = replace(HYBRIDS["Gemma4ForCausalLM"], name="gemma4-assistant")
 """Gemma 4's drafter, as a drafting head: some small layers, whose queries read the target's keys and values."""
-HEADS: Mapping[str, Architecture] = {each.name: each for each in (HEAD, MTP, ASSISTANT)}
+BLOCK_HEAD = replace(_LLAMA, name="edgedecode-block", norms=HEAD_NORMS)
+"""A drafter of whole blocks (DFlash, 2602.06036; DSpark), as a drafting head: some layers whose rows, of a token and of
+masks, read each other and, as further keys and values, what layers of the target return."""
+MARKOV = ("markov_w1.weight", "markov_w2.weight")
+"""A block drafter's tensors by which a token changes the logits of the next one: of the former, and of the latter."""
+HEADS: Mapping[str, Architecture] = {each.name: each for each in (HEAD, MTP, ASSISTANT, BLOCK_HEAD)}
 HEAD_TAPS = 3
 """The layers of the target whose inputs a head of EAGLE-3's form reads."""
 HEAD_IDS = "d2t"

@@ -67,9 +67,17 @@ class CostModel:
         table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
         if table.step is None:
             return False
-        self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
-        if cost.draft_seconds > 0:
+        per_round = cost.host_seconds
+        if cost.at_once:  # further rows cost its pass as much, in shares of one row, as they do the target's
+            if cost.read > ENOUGH:
+                return table.has_moved
+            slope = min(1.0, (table.c(cost.steps + 1) - 1) / cost.steps)
+            step = slope * cost.draft_seconds / (1 + slope * (cost.steps - 1))
+            per_round += cost.draft_seconds - step * cost.steps
+            self.drafts.setdefault(cost.drafter, DraftCost()).step.observe(step / table.step)
+        elif cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
+        self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(per_round / table.step)
         return table.has_moved
 
     def drifted(self, ratio: float, drafter: str) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.model import AdapterSpan, AdapterUse, DraftHead, LanguageModel
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
@@ -103,7 +103,7 @@ class SessionDrafting:
             if drafting is not None and expected is not None:
                 held.enter_context(drafting.joined(expected))
             for state in self._setting.states.used:
-                if adapter is None or name is None or isinstance(state.model, DraftHead):
+                if adapter is None or name is None or state.of_head:
                     state.read_with(AdapterSpan())
                     continue
                 chosen: ActiveAdapter | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import EdgeDecodeError
-from edgedecode.gguf.architectures import ASSISTANT, MTP
+from edgedecode.gguf.architectures import ASSISTANT, BLOCK_HEAD, MTP
 from edgedecode.library.find import find_head, find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
@@ -20,7 +20,7 @@ class HeadCommand:
     """`head list`, `head add` and `head remove`."""
 
     name = "head"
-    help = "list, add or remove the drafting head of a pack (EAGLE-3, MTP)"
+    help = "list, add or remove the drafting head of a pack (EAGLE-3, MTP, DSpark, DFlash)"
 
     def configure(self, parser: ArgumentParser) -> None:
         add_json(parser)
@@ -101,6 +101,7 @@ def _line(manifest: Manifest) -> str:
     read = {
         MTP.name: "what follows the final norm (MTP)",
         ASSISTANT.name: "the target's keys and values",
+        BLOCK_HEAD.name: f"the outputs of layers {', '.join(str(layer - 1) for layer in head.taps)}",
     }.get(head.architecture, f"the inputs of layers {layers}")
     return f"{head.parameters / 1e6:.1f}M parameters in {size}, {head.rows} ids, reads {read}; licence: {head.license}"
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import FeatureState, LanguageModel
+from edgedecode.decoding.heads import FeatureState
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import InputError
 from edgedecode.sessions.target_reading import adapter_span
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import ASSISTANT, HEAD, HEAD_IDS, HEADS
+from edgedecode.gguf.architectures import ASSISTANT, BLOCK_HEAD, HEAD, HEAD_IDS, HEADS, MARKOV
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
@@ -46,8 +46,8 @@ def read_gguf_head(path: Path) -> Head:
         placed = placed_mtp(tensors, layers, source=path)
         shape = _shape(contents, placed, None, path=path)
         return checked_head(replace(shape.as_mtp(gated=is_gated(placed)), window=0, verifier=""), placed, None)
-    if found == ASSISTANT.name:
-        raise ExportError(f"{path} is an assistant in a GGUF file: give the folder that it was converted from")
+    if found in (ASSISTANT.name, BLOCK_HEAD.name):
+        raise ExportError(f"{path} is a drafter of another form ({found}): give the folder that it was converted from")
     if (layers := _integer(contents, "block_count", 1)) != 1:
         raise ExportError(f"{path} has {layers} layers: heads have one")
     ids = None
@@ -63,7 +63,7 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
     """
     shape, kind = head.shape, head.shape.kind
     numbers: dict[str, Value] = {
-        "block_count": 1,
+        "block_count": shape.layers,
         "context_length": shape.context,
         "embedding_length": shape.hidden,
         "feed_forward_length": shape.mlp,
@@ -78,12 +78,14 @@ def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, taps: Sequence[int
         "rope.freq_base": float(shape.base),
         **({"attention.sliding_window": shape.window} if shape.window else {}),
         **({"rope.scaling.type": "linear", "rope.scaling.factor": float(shape.stretch)} if shape.stretch != 1 else {}),
+        **({"block_size": shape.block, "mask_token_id": shape.mask} if shape.is_block else {}),
     }
     flags = {
         "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": "enc.output_norm.weight" in head.tensors,
         "norm_output": shape.norm_output,
         **({"attention.gated": True} if shape.gated else {}),
+        **({"from_anchor": shape.from_anchor} if shape.is_block else {}),
     }
     texts = {"license": shape.license, "base_model.0.name": shape.verifier}
     fields = [
@@ -115,6 +117,7 @@ def written_tensors(tensors: Mapping[str, HeadTensor], ids: IntArray | None, *, 
 
 
 def _written(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
+    bits = max(bits, 8) if name in MARKOV else bits  # few of their rows are read at a time
     kind = stored_bits(tensor, bits)
 
     def data() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A drafting head of EAGLE-3's form (2503.01840) or MTP: its sizes, and its tensors under llama.cpp's names.
+"""A drafting head (EAGLE-3, 2503.01840; MTP; DFlash, DSpark): its sizes, and its tensors under llama.cpp's names.
 
 All layouts become this one, so that the same head gives the same bytes whatever it came from.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD, HEAD_TAPS, MTP
+from edgedecode.gguf.architectures import BLOCK_HEAD, HEAD, HEAD_TAPS, MARKOV, MTP
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
@@ -22,6 +22,8 @@ INPUT_NORM, FACTORS = "enc.output_norm.weight", "rope_freqs.weight"
 """The norm over all features, and the divisors of RoPE's frequencies (Llama 3)."""
 TOKEN_NORM = "enc.token_norm.weight"
 """The norm of the embedding that an MTP layer reads."""
+CONTEXT_NORM = "context_norm.weight"
+"""The norm of what a block drafter makes of its features."""
 MOST_IDS = 1 << 24
 """More than any vocabulary, context or layer of a model has."""
 _NAMED = 5
@@ -73,6 +75,21 @@ class HeadShape:
     """Or `MTP`: its layer reads an embedding and what follows its target's final norm, side by side in `fc`."""
     gated: bool = False
     """The matrix of queries also returns a gate for each head's result, behind its query."""
+    layers: int = 1
+    block: int = 0
+    """Of a block drafter, as what follows: the tokens that it proposes at most."""
+    mask: int = 0
+    """The token whose embedding the rows of unknown tokens read."""
+    rank: int = 0
+    """Of the matrices by which each token changes the logits of the next one; 0: there are none."""
+    from_anchor: bool = True
+    """Whether the first row, of the last known token, proposes the first token; else the mask behind it does."""
+    target_layers: int = 0
+    """The layers of its target; 0: not stated."""
+
+    @property
+    def is_block(self) -> bool:
+        return self.kind == BLOCK_HEAD.name
 
     @property
     def is_mtp(self) -> bool:
@@ -85,10 +102,12 @@ class HeadShape:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor that a head must have, outer size first."""
         hidden, queries, keys = self.hidden, self.heads * self.head_size, self.kv_heads * self.head_size
-        read = hidden if self.is_mtp else 2 * hidden
-        block = {
+        eagle = not self.is_mtp and not self.is_block
+        read = 2 * hidden if eagle else hidden
+        features = (len(self.taps) if self.is_block else HEAD_TAPS) * self.target_hidden
+        layer = {
             "attn_norm": (hidden,),
-            **({} if self.is_mtp else {"attn_norm_2": (hidden,)}),
+            **({"attn_norm_2": (hidden,)} if eagle else {}),
             "attn_q": (queries * (1 + self.gated), read),
             "attn_k": (keys, read),
             "attn_v": (keys, read),
@@ -99,12 +118,14 @@ class HeadShape:
             "ffn_down": (hidden, self.mlp),
         }
         return {
-            "fc.weight": (hidden, hidden + self.target_hidden if self.is_mtp else HEAD_TAPS * self.target_hidden),
+            "fc.weight": (hidden, hidden + self.target_hidden if self.is_mtp else features),
             **({INPUT_NORM: (self.target_hidden,), TOKEN_NORM: (hidden,)} if self.is_mtp else {}),
+            **({CONTEXT_NORM: (hidden,)} if self.is_block else {}),
+            **(dict.fromkeys(MARKOV, (self.vocabulary, self.rank)) if self.rank else {}),
             "output_norm.weight": (hidden,),
             **({} if self.tied else {OUTPUT: (self.rows, hidden)}),
-            **{f"blk.0.{name}.weight": size for name, size in block.items()},
-            **(self._head_norms() if self.gated else {}),
+            **{f"blk.{index}.{name}.weight": size for index in range(self.layers) for name, size in layer.items()},
+            **(self._head_norms() if self.gated or self.is_block else {}),
         }
 
     def optional(self) -> tuple[dict[str, tuple[int, ...]], ...]:
@@ -114,6 +135,8 @@ class HeadShape:
             {INPUT_NORM: (HEAD_TAPS * self.target_hidden,)},
             {f"fc_norm.{index}.weight": (self.target_hidden,) for index in range(HEAD_TAPS)},
         )
+        if self.is_block:
+            return {FACTORS: (self.rotated // 2,)}, {EMBEDDING: (self.vocabulary, self.hidden)}
         return (
             *(() if self.is_mtp else features),
             self._head_norms(),
@@ -124,7 +147,8 @@ class HeadShape:
         )
 
     def _head_norms(self) -> dict[str, tuple[int, ...]]:
-        return {f"blk.0.attn_{each}_norm.weight": (self.head_size,) for each in "qk"}
+        names = (f"blk.{index}.attn_{each}_norm.weight" for index in range(self.layers) for each in "qk")
+        return dict.fromkeys(names, (self.head_size,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +182,13 @@ class Head:
     tensors: Mapping[str, HeadTensor]
     ids: IntArray | None = None
 
+    def of_ids(self, ids: IntArray) -> "Head":
+        """Return the head, whose rows of logits are its target's, so that it proposes these ids alone."""
+        tensors = dict(self.tensors)
+        if (whole := tensors.get(MARKOV[1])) is not None:
+            tensors[MARKOV[1]] = HeadTensor((len(ids), whole.shape[1]), lambda: whole.read()[ids])
+        return Head(self.shape, tensors, ids)
+
 
 def checked_head(
     shape: HeadShape,
@@ -187,7 +218,7 @@ def checked_head(
 def _check_numbers(shape: HeadShape) -> None:
     for each in fields(shape):
         value = getattr(shape, each.name)
-        least = 0 if each.name in ("rows", "vocabulary", "window") else 1
+        least = 0 if each.default == 0 or each.name == "rows" else 1
         if each.type is int and not least <= value < MOST_IDS:
             raise ExportError(f"the head's {each.name} is {value}: download it again")
         if each.type is float and not 0 < value < float("inf"):

@@ -112,6 +112,10 @@ class HeadConfig:
         return f"{said} dflash" if fields.dflash_config is not None else said
 
     @property
+    def is_speculators(self) -> bool:
+        return self._fields.speculators_model_type is not None
+
+    @property
     def layers(self) -> int:
         return self._layer.num_hidden_layers
 
@@ -170,6 +174,15 @@ class HeadConfig:
     def mtp_shape(self, *, gated: bool) -> HeadShape:
         """Return the sizes of the MTP layer of a model whose configuration this is."""
         return replace(self._shape(0), verifier="").as_mtp(gated=gated)
+
+    def plain_shape(self, *, rows: int | None) -> HeadShape:
+        """Return the sizes of the layers alone, without what heads of EAGLE-3's form add to them."""
+        return replace(self._shape(rows or 0), window=0, norm_before_residual=False, norm_output=False)
+
+    @property
+    def has_base(self) -> bool:
+        """Whether RoPE's base is stated."""
+        return bool(self._rope.rope_theta or self._layer.rope_theta)
 
     def _shape(self, rows: int) -> HeadShape:
         fields, layer, rope = self._fields, self._layer, self._rope

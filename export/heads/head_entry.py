@@ -18,7 +18,7 @@ def head_entry(head: Head, *, file: str, bits: int, taps: tuple[int, ...], sourc
         rows=shape.rows,
         context=min(shape.context, MOST_CONTEXT),
         hidden_size=shape.hidden,
-        layers=1,
+        layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_size=shape.head_size,
         parameters=sum(prod(tensor.shape) for tensor in head.tensors.values()),

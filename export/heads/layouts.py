@@ -1,4 +1,5 @@
-"""Reads heads in the layouts that publishers use: flat, speculators, NeMo and ModelOpt, MTP layers, and GGUF files.
+"""Reads heads in the layouts that publishers use: flat, speculators, NeMo and ModelOpt, MTP layers, block drafters, and
+GGUF files.
 
 Facts: SafeAILab's EAGLE (cnets.py), SGLang's SpecForge (llama3_eagle.py), vLLM's speculators (models/eagle3), llama.cpp
 (src/models/eagle3.cpp). torch is needed for `.bin` files alone.
@@ -17,13 +18,14 @@ import numpy as np
 from edgedecode.adapters.safetensors_file import SafetensorsFile
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import HEAD_TAPS
+from edgedecode.gguf.architectures import HEAD_TAPS, MARKOV
 from edgedecode.gguf.header import OUTPUT
 
 from ..frameworks import reason_of, refused
 from ..graph.checkpoint import weight_files
+from .block_config import BlockConfig
 from .gguf_head import read_gguf_head
-from .head import FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head
+from .head import CONTEXT_NORM, FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head
 from .head_config import HeadConfig
 from .mtp_layer import has_mtp, is_gated, placed_mtp
 
@@ -44,6 +46,16 @@ _BLOCK = {
     **{f"self_attn.{each}_norm": f"attn_{each}_norm" for each in "qk"},
     **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
 }
+_BLOCK_PLACES = {
+    "fc": "fc",
+    "norm": "output_norm",
+    "hidden_norm": CONTEXT_NORM.removesuffix(".weight"),
+    "lm_head": "output",
+    "embed_tokens": "token_embd",
+    **{f"markov_head.{name.removesuffix('.weight')}": name.removesuffix(".weight") for name in MARKOV},
+}
+_NUMBERED = re.compile(r"layers\.(\d+)\.(.+)")
+_UNREAD = re.compile(r"confidence_head\..*|.*rotary_emb\.inv_freq")
 _IGNORED = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq|(model\.)?(d2t|t2d)")
 _PUBLISHED = {place: name for name, place in _PLACES.items()} | {
     f"blk.0.{place}": f"midlayer.{name}" for name, place in _BLOCK.items()
@@ -66,6 +78,10 @@ def read_head(source: Path) -> Head:
     if has_mtp(tensors, config.layers):
         layer = placed_mtp(tensors, config.layers, source=source)
         return checked_head(config.mtp_shape(gated=is_gated(layer)), _with_divisors(config, layer), None)
+    kind = config.kind.lower()
+    is_block = "dflash" in kind or "dspark" in kind or any("markov" in name for name in tensors)
+    if is_block and not config.is_speculators:
+        return _block_drafter(source, config, tensors)
     _check_kind(config, tensors, source=source)
     placed: dict[str, HeadTensor] = {}
     for name, tensor in _placed(config, tensors):
@@ -79,6 +95,27 @@ def read_head(source: Path) -> Head:
         norms={name: f"{_PLACES[name]}.weight" in placed for name in ("input_norm", "fc_norm.0")},
     )
     return checked_head(shape, placed, _ids(tensors, shape), published=_published)
+
+
+def _block_drafter(source: Path, config: HeadConfig, tensors: Mapping[str, HeadTensor]) -> Head:
+    """Return a DFlash or DSpark drafter. The scheduler chooses its rows, so its confidence head is left out."""
+    says, placed, names = BlockConfig(source, config), dict[str, HeadTensor](), dict[str, str]()
+    for name, tensor in tensors.items():
+        if _UNREAD.fullmatch(name):
+            continue
+        module, _, kind = name.removeprefix("model.").rpartition(".")
+        inside = _NUMBERED.fullmatch(module)
+        part = _BLOCK.get(inside[2], inside[2]) if inside else ""
+        place = f"blk.{inside[1]}.{part}.{kind}" if inside else f"{_BLOCK_PLACES.get(module, module)}.{kind}"
+        if part in _ROTATED and says.neox:
+            tensor = HeadTensor(tensor.shape, partial(_paired, tensor, config.head_size, config.rotated))
+        placed[place], names[place] = tensor, name
+    rank, output = placed.get(MARKOV[0]), placed.get(OUTPUT)
+    shape = says.shape(
+        rank=0 if rank is None else rank.shape[-1],
+        rows=None if output is None else output.shape[0],
+    )
+    return checked_head(shape, _with_divisors(config, placed), None, published=lambda name: names.get(name, name))
 
 
 def _published(name: str) -> str:
@@ -133,8 +170,7 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     fc = tensors.get("fc.weight") or tensors.get("model.fc.weight")
     wide = 2 * config.hidden
     others = {
-        "a DSpark": "dspark" in kind or "markov" in names,
-        "a DFlash": "dflash" in kind,
+        "a DSpark or DFlash (in speculators' layout)": "dspark" in kind or "dflash" in kind,
         "a P-EAGLE": "peagle" in kind or "mask_hidden" in names,
         "an MTP": kind == "mtp",
         "a Medusa": "medusa" in names.lower(),
@@ -143,7 +179,9 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     }
     for name, found in others.items():
         if found:
-            raise ExportError(f"{source} holds {name} head: heads of EAGLE-3's form and MTP layers are supported")
+            raise ExportError(
+                f"{source} holds {name} head: heads of EAGLE-3's form, DSpark, DFlash and MTP layers are supported"
+            )
     flat = (name.removeprefix("model.") for name in tensors)
     layers = {name for name in flat if re.match(r"midlayer\.|layers\.\d+\.", name)}
     if fc is None or not layers:

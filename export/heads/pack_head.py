@@ -7,7 +7,8 @@ import numpy as np
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError, InputError
-from edgedecode.gguf.architectures import HEAD_TAPS
+from edgedecode.gguf.architectures import BY_NAME, HEAD, HEAD_TAPS
+from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import HEAD_NAMES
 from edgedecode.pack.manifest import Manifest, ModelEntry
@@ -17,15 +18,15 @@ from edgedecode.pack.pack_tokenizer import pack_tokenizer
 from ..trim.id_ranking import always_kept, rank_ids
 from .assistant import is_assistant, read_assistant
 from .gguf_head import write_gguf_head
-from .head import LEAST_LAYERS, Head, default_taps
+from .head import LEAST_LAYERS, Head, HeadShape, default_taps
 from .head_entry import head_entry
 from .layouts import read_head
 from .own_table import without_table
 from .target_rows import with_output
 
 MTP_ROWS = 32768
-"""Ids that an MTP layer proposes at most. By arithmetic, a step of Qwen3.5-0.8B's layer takes 0.37 of its target's with
-the logits of 248,320 ids, and 0.07 with those of these."""
+"""Ids that an MTP layer or a block drafter proposes at most. By arithmetic, a step of Qwen3.5-0.8B's layer takes 0.37
+of its target's with the logits of 248,320 ids, and 0.07 with those of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
             return AddedHead(entry, (), doubtful=False)
         assert head is not None
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
-        if head.shape.is_mtp and head.ids is None and target.rows > MTP_ROWS:
-            head = Head(head.shape, head.tensors, _frequent_ids(manifest, root))
+        if head.shape.kind != HEAD.name and head.shape.tied and head.ids is None and target.rows > MTP_ROWS:
+            head = head.of_ids(_frequent_ids(manifest, root))
         head, note, is_other = without_table(with_output(head, located, root), located, root)
         entry = head_entry(head, file=name, bits=bits, taps=taps, source=source.resolve().name)
         with change.place(name).open("wb") as file:
@@ -91,7 +92,7 @@ def remove_head(root: Path) -> ModelEntry:
 def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[int, ...]:
     """Return the target's layers whose inputs the head reads. Raises ExportError for a head of another target."""
     shape = head.shape
-    if target.layers < LEAST_LAYERS and not shape.is_mtp:
+    if target.layers < LEAST_LAYERS and shape.kind == HEAD.name:
         raise ExportError(f"the target has {target.layers} layers: heads are for targets of {LEAST_LAYERS} or more")
     if shape.target_hidden != target.hidden_size or shape.hidden != target.hidden_size:
         found = shape.target_hidden if shape.target_hidden != target.hidden_size else shape.hidden
@@ -107,6 +108,8 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
         raise ExportError(f"d2t names the token {beyond}, the target's tokenizer has {vocabulary_size}")
     if shape.is_mtp:
         return (target.layers,)
+    if shape.is_block:
+        return _fitting_block(shape, target)
     taps = shape.taps or default_taps(target.layers)
     if len(taps) != HEAD_TAPS or len({*taps} & {*range(1, target.layers)}) < HEAD_TAPS:
         raise ExportError(
@@ -114,6 +117,24 @@ def _fitting(head: Head, target: ModelEntry, *, vocabulary_size: int) -> tuple[i
             f"which {HEAD_TAPS} are read: it is for another target"
         )
     return taps
+
+
+def _fitting_block(shape: HeadShape, target: ModelEntry) -> tuple[int, ...]:
+    """Return the layers whose inputs are the outputs that a block drafter reads. Raises as `_fitting`."""
+    if shape.target_layers not in (0, target.layers) or shape.taps[-1] > target.layers:
+        outputs = [layer - 1 for layer in shape.taps]
+        stated = f" of {shape.target_layers}" * bool(shape.target_layers)
+        raise ExportError(
+            f"the head reads the outputs of layers {outputs}{stated}, the target has layers 0 to {target.layers - 1}: "
+            f"it is for another target"
+        )
+    if shape.taps[-1] == target.layers:
+        raise ExportError(f"the head reads the output of the last layer, {target.layers - 1}, which is not supported")
+    if (known := BY_NAME.get(gguf_name(target.architecture) or "")) is not None and (
+        known.scaled_embedding or known.logits_cap
+    ):
+        raise ExportError("the head is for a target that scales its embeddings (Gemma), which is not supported")
+    return shape.taps
 
 
 def _frequent_ids(manifest: Manifest, root: Path) -> IntArray:

@@ -101,7 +101,7 @@ class FeatureRows:
         first = start - self.oldest
         assert 0 <= first <= stop - self.oldest <= SLOTS
         found = self._values[:, first : stop - self.oldest].swapaxes(0, 1)
-        return np.ascontiguousarray(found).reshape(stop - start, -1)
+        return np.ascontiguousarray(found).reshape(stop - start, len(self._values) * found.shape[-1])
 
     def bind(self, binding: Untyped, *, first: int, width: int, rows: Sequence[int]) -> None:
         """Let a pass write those of `width` rows, the first at this slot of the state. rows: those with logits."""

@@ -1,14 +1,17 @@
 """Drafting heads on ONNX Runtime: models whose rows also read features of the target, or their own last output."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import HeadOutput, State
+from edgedecode.decoding.heads import HeadOutput
+from edgedecode.decoding.model import State
 from edgedecode.errors import CapabilityError
 
+from .gguf.markov_rows import BlockFacts
 from .graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT, TARGET_CACHES
 from .onnx_engine import Untyped
 from .onnx_model import OnnxModel
@@ -98,3 +101,46 @@ class AssistantModel(HeadModel):
             self._buffers.total[0] = state.attended
             self._values.bind(state.binding, [0] * width, np.full(width, state.attended, np.int64))
         super()._run(state, start=start, width=width)
+
+
+class BlockModel(OnnxModel):
+    """Implements `BlockHead`. Without features, as when threads are chosen, rows without logits read zeros."""
+
+    def __init__(self, engine: Any, *, path: Path, **parts: Any) -> None:  # noqa: ANN401  (those of OnnxModel)
+        super().__init__(engine, **parts)
+        self._facts = BlockFacts(path)
+        self.longest = min(self._facts.length, self._footprint.rows_per_pass - 1 - self._facts.unused)
+        (self._wide,) = (value.shape[-1] for value in self._session.get_inputs() if value.name == FEATURES_INPUT)
+        self._given: tuple[int, FloatArray] | None = None
+        """The pending row that a call began with, and the features of those from it on."""
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        return super().new_state(capacity, rows=max(rows, self.longest + self._facts.unused), tree=tree)
+
+    def draft_block(self, token: int, state: State, *, features: FloatArray, count: int) -> FloatArray:
+        unused, mask = self._facts.unused, self._facts.mask
+        block = [token, *[mask] * (count - 1 + unused)] if count else []
+        most, read = self._footprint.rows_per_pass - len(block), 0
+        with self._lock:
+            self._given = state.pending, np.ascontiguousarray(features, np.float32)
+            try:
+                if count == 0 or len(features) > most:
+                    read = len(features) - (most if count else 0)
+                    self.forward([mask] * read, state, rows="none")
+                if not count:
+                    return np.empty((0, self._card.rows), np.float32)
+                rest = len(features) - read
+                tokens = [*[mask] * rest, *block]
+                return self.forward(tokens, state, rows=range(rest, len(tokens))).logits[unused:]
+            finally:
+                self._given = None
+
+    def link(self, row: FloatArray, before: int) -> None:
+        self._facts.link(row, before)
+
+    def _pass(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int = 0) -> None:
+        read = len(tokens) - len(rows)
+        base, values = self._given or (start, np.zeros((read, self._wide), np.float32))
+        here = np.ascontiguousarray(values[None, start - base : start - base + read])
+        state.binding.bind_cpu_input(FEATURES_INPUT, here)
+        super()._pass(state, tokens, start=start, rows=rows, slot=slot)

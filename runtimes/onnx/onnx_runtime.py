@@ -1,6 +1,6 @@
 """The ONNX Runtime engine as a `Runtime`: list its devices and open a pack's models."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,9 +21,9 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
-from .buffers import buffers_nbytes
+from .buffers import buffers_nbytes, logits_nbytes
 from .graph_choice import choose_graph, file_nbytes, graph_nbytes, is_gguf, with_graph
-from .graph_session import ROW_NUMBERS, TARGET_CACHES, OwnKernels, check_contract, open_session
+from .graph_session import HIDDEN_INPUT, ROW_NUMBERS, TARGET_CACHES, OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.rewriting import GIVEN_TILES
 from .kernels.serving import Served, explain, given_table, serve
@@ -175,7 +175,7 @@ class OnnxRuntime:
             chooses = threads is None and found.chooses_threads
             card = replace(found.card, threads=most_threads() if chooses else found.threads)
             inputs = [value.name for value in session.get_inputs()]
-            model = _kind_of(graph, inputs)(
+            model = _kind_of(found, inputs)(
                 self._engine,
                 provider=found.provider,
                 tiles=tiles,
@@ -214,9 +214,10 @@ class OnnxRuntime:
         buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
         holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
         if DRAFTING_HEAD in found.graph.capabilities:
-            from .gguf.head_file import head_features
+            from .gguf.head_file import head_holders
 
-            holders = partial(holders, more=(head_features(request.root / found.graph.file),))
+            row = logits_nbytes(1, rows=found.card.rows, copies=found.footprint.logits_copies)
+            holders = partial(holders, more=head_holders(found.path, logits_row_nbytes=row))
         return ModelFootprint(found.card, (*loaded, buffers), holders)
 
     def native_model(self, request: ModelRequest, folder: Path) -> "NativeModel":
@@ -276,6 +277,10 @@ class OnnxRuntime:
                     beside=request.beside,
                 )
             footprint = planned(entry, graph, path, served)
+            if DRAFTING_HEAD in graph.capabilities:
+                from .gguf.markov_rows import chain_nbytes
+
+                footprint = replace(footprint, weights_nbytes=footprint.weights_nbytes + chain_nbytes(path))
         if hidden and served is None:
             raise CapabilityError(f"{unserved} (`edgedecode devices -m PACK` says why)")
         if most := provider.most_rows():
@@ -342,11 +347,13 @@ def _assistants_caches(found: _Found) -> dict[str, str]:
     return assistants_caches(found.path)
 
 
-def _kind_of(graph: Graph, inputs: Sequence[str]) -> type[OnnxModel]:
-    if DRAFTING_HEAD not in graph.capabilities:
+def _kind_of(found: _Found, inputs: Sequence[str]) -> Callable[..., OnnxModel]:
+    if DRAFTING_HEAD not in found.graph.capabilities:
         return OnnxModel
-    from .head_model import AssistantModel, HeadModel
+    from .head_model import AssistantModel, BlockModel, HeadModel
 
+    if HIDDEN_INPUT not in inputs:
+        return partial(BlockModel, path=found.path)
     return AssistantModel if TARGET_CACHES[0][0] in inputs else HeadModel
 
 

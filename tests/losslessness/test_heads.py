@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.cli import main
-from edgedecode.decoding.model import DraftHead, FeatureState
+from edgedecode.decoding.heads import DraftHead, FeatureState
 from edgedecode.errors import CapabilityError
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest

@@ -16,7 +16,7 @@ import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.decoding.model import FeatureState
+from edgedecode.decoding.heads import FeatureState
 from edgedecode.export.heads import pack_head
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried

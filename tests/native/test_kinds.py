@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decoding.model import DraftHead, FeatureState, LanguageModel
+from edgedecode.decoding.heads import DraftHead, FeatureState
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.native_model import NativeModel
 from edgedecode.errors import CapabilityError

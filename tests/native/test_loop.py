@@ -13,8 +13,9 @@ import pytest
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.heads import HeadOutput
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.model import HeadOutput, State
+from edgedecode.decoding.model import State
 from edgedecode.decoding.policy import FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.drafters.model_drafter import HeadSource, ModelSource

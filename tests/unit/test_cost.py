@@ -238,3 +238,20 @@ def test_costs_that_are_doubted_again_and_again_stay_costs() -> None:
             table.observe(3, 0.005 * steps)
             table.doubt()
     assert max(table.known_beta.values()) <= MOST_BETA
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_rows_of_a_draft_made_at_once_cost_as_much_as_the_targets(slope: float) -> None:
+    costs = CostModel()
+    for _ in range(20):
+        costs.observe(RoundCost(1, STEP, host_seconds=0.01 * STEP), context_tokens=100)
+    for length in (2, 8, 5, 8, 2) * 8:
+        spent, drafted = (STEP * (1 + slope * rows) for rows in (length, length - 1))
+        cost = RoundCost(1 + length, spent, host_seconds=0.02 * STEP, drafter="head", drafted=length, read=length)
+        costs.observe(replace(cost, draft_seconds=0.3 * drafted, at_once=True), context_tokens=100)
+    long = RoundCost(3, STEP, drafter="head", drafted=2, read=500, draft_seconds=90 * STEP, at_once=True)
+    costs.observe(long, context_tokens=100)
+    prices = Prices(costs, costs.table(100), STEP)
+    for length in (2, 8):
+        expected = 0.02 + 0.3 * (1 + slope * (length - 1))
+        assert prices.host("head") + length * prices.step("head") == pytest.approx(expected, rel=0.05)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import AdapterUse, HeadOutput, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.heads import HeadOutput
+from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.drafters.head_state import CHUNK, HeadState
 from edgedecode.drafters.model_state import LEAST_WINDOW

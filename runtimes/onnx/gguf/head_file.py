@@ -27,8 +27,9 @@ def head_ids(path: Path, *, rows: int, vocabulary_size: int) -> IntArray | None:
     raise ManifestError(f"{path} has no ascending ids of {rows} rows in {HEAD_IDS}: add the head again")
 
 
-def head_features(path: Path) -> Holder:
-    """Return the memory of the features that the target's state keeps for a head."""
+def head_holders(path: Path, *, logits_row_nbytes: int) -> tuple[Holder, ...]:
+    """Return the memory of the features that the target's state keeps for a head, and of the logits of its blocks."""
     metadata = read_metadata(path)
     nbytes = features_nbytes(metadata.taps, metadata.integer("target_hidden_size", metadata.hidden))
-    return Holder("features:target", nbytes)
+    rows = metadata.integer("block_size") - metadata.integer("from_anchor")  # besides one, as of every model
+    return Holder("features:target", nbytes), *([Holder("logits:head", rows * logits_row_nbytes)] if rows > 0 else [])

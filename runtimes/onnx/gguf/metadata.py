@@ -11,6 +11,7 @@ from edgedecode.gguf.architectures import (
     AFTER_NORMS,
     ASSISTANT,
     ATTENTION,
+    BLOCK_HEAD,
     BY_NAME,
     CONVOLUTION,
     GATED_DELTA,
@@ -100,9 +101,15 @@ class Metadata:
         return self.name == ASSISTANT.name
 
     @property
+    def is_block(self) -> bool:
+        """Whether it is a drafter of blocks, whose layers read features as further keys and values."""
+        return self.name == BLOCK_HEAD.name
+
+    @property
     def taps(self) -> int:
         """The places of its target that a head reads."""
-        return HEAD_TAPS if self.is_eagle else 1
+        listed = self.contents.layers.get(f"{self.name}.target_layers", ()) if self.is_block else ()
+        return len(listed) or (HEAD_TAPS if self.is_eagle else 1)
 
     def integer(self, key: str, default: int = 0) -> int:
         return self.contents.integer(f"{self.name}.{key}") or default
@@ -274,12 +281,12 @@ class Metadata:
             wide = self.integer("target_hidden_size", self.hidden)
             features = self.taps * wide
             own: dict[str, tuple[int, ...]] = {
-                "fc.weight": (features if self.is_eagle else features + self.hidden, self.hidden)
+                "fc.weight": (features if self.is_eagle or self.is_block else features + self.hidden, self.hidden)
             }
             own |= {"enc.output_norm.weight": (features,), "enc.token_norm.weight": (self.hidden,)}
             own |= {f"fc_norm.{index}.weight": (wide,) for index in range(HEAD_TAPS)}
             own |= {"nextn.pre_projection.weight": (2 * wide, self.hidden)}
-            own |= {"nextn.post_projection.weight": (self.hidden, wide)}
+            own |= {"nextn.post_projection.weight": (self.hidden, wide), "context_norm.weight": (self.hidden,)}
             expected = own.get(name, expected)
         expected = expected[1:] if part.endswith(".bias") else expected
         return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"

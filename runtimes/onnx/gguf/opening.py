@@ -91,6 +91,10 @@ def gguf_graph(
             from .assistant_network import build_assistant_graph
 
             return build_assistant_graph(metadata, own), own
+        if metadata.is_block:
+            from .block_network import build_block_graph
+
+            return build_block_graph(metadata, own, context=entry.context), own
         return build_head_graph(metadata, own, context=entry.context), own
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")

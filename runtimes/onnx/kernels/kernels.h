@@ -183,13 +183,14 @@ struct Attention {
   size_t window;    // 0: none; else a row sees this many positions, its own included
   float soft_cap;   // 0: none
   bool int8_cache;
+  bool block;  // every row with a query sees all rows of the pass
 
   size_t place(size_t row) const { return picks == nullptr ? row : picks[row]; }
 };
 
 // Rotates the new rows, stores their keys and values, and leaves queries behind for `attend`.
 struct Intake {
-  const float *q, *k, *v;  // first row of each
+  const float *q, *k, *v;  // first row of each, or null: queries, or keys and values, are not taken in
   size_t q_stride, k_stride, v_stride;
   const float *cosines, *sines;  // [positions, rotary / 2] or null: positions are not encoded
   const int64_t* positions;      // [rows]

@@ -19,7 +19,7 @@ from edgedecode.pack.entries import DRAFTING_HEAD
 from edgedecode.pack.manifest import Graph
 
 from ..graph_needs import measured_sizes
-from ..graph_session import ROW_NUMBERS
+from ..graph_session import FEATURES_INPUT, HIDDEN_INPUT, ROW_NUMBERS
 from ..onnx_footprint import plan_own_footprint, rows_per_pass
 from .prepared import write_tiles
 from .rewriting import GIVEN_TILES
@@ -41,7 +41,13 @@ def write_model(request: ModelRequest, graph: Graph, card: ModelCard, folder: Pa
     beside = request.beside.table if isinstance(request.beside, NativeModel) else None
     served = serve(entry, graph, root=request.root, threads=THREADS, rows=rows, taps=request.taps, beside=beside)
     served = _checked(served, request.name)
-    if any(value.name == ROW_NUMBERS for value in GraphFile.parse(served.rewritten.data).inputs):
+    inputs = {value.name for value in GraphFile.parse(served.rewritten.data).inputs}
+    if FEATURES_INPUT in inputs and HIDDEN_INPUT not in inputs:
+        raise CapabilityError(
+            f"the {name} drafts whole blocks, which the native library does not: package the pack without it "
+            f"(`edgedecode head remove`)"
+        )
+    if ROW_NUMBERS in inputs:
         raise CapabilityError(
             f"the {name} reads values that are computed for each pass, as Gemma 4 does, which the native library does "
             f"not: run it with `edgedecode generate`"

@@ -304,6 +304,7 @@ struct TreeAttention {
   int64_t heads, kv_heads, window;
   float scale, soft_cap;
   bool interleaved, shared;  // shared: of queries alone, perhaps of picked rows; another layer wrote keys and values
+  bool block;                // picked rows alone have queries, which see all rows of the pass
   int threads;
 
   explicit TreeAttention(const ort::KernelInfo* info)
@@ -314,6 +315,7 @@ struct TreeAttention {
         soft_cap(ort::number(info, "softcap", 0.0f)),
         interleaved(ort::integer(info, "rotary_interleaved", 0) != 0),
         shared(ort::integer(info, "shared", 0) != 0),
+        block(ort::integer(info, "block", 0) != 0),
         threads(threads_of(info)) {}
 
   ort::Status* compute(ort::Context* context) const {
@@ -327,14 +329,15 @@ struct TreeAttention {
     const size_t size = keys.last(), capacity = keys.shape[2], rows = q.rows();
     const int64_t width = size;
     const bool packed = k.data == nullptr && !shared;
+    const int64_t taken = block ? positions.count() : q.rows();
     if (heads < 1 || window < 0 || threads < 1 || threads > 1024 || !q.has_rows() || keys.dimensions != 4 ||
         positions.data == nullptr || total.data == nullptr || keys.shape[1] != kv_heads || values.count() != keys.count() ||
         size > kMostSize || size % kTile != 0 || capacity % kTile != 0 || kv_heads < 1 || heads % kv_heads != 0 ||
         q.last() != (packed ? heads + 2 * kv_heads : heads) * width ||
-        (!packed && !shared && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows() ||
-                      v.rows() != q.rows())) ||
-        total.count() != 1 || (picks.data == nullptr ? positions : picks).count() != static_cast<int64_t>(rows) ||
-        (picks.data != nullptr && !shared))
+        (!packed && !shared && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != taken ||
+                      v.rows() != taken)) ||
+        total.count() != 1 || (picks.data == nullptr && !block ? positions : picks).count() != static_cast<int64_t>(rows) ||
+        (picks.data != nullptr && !shared && !block) || (block && (shared || packed || parents.count() != 0)))
       return ort::fail("TreeAttention: a shape does not fit the node's attributes");
     const size_t filled = *total.as<const int32_t>(), tree = parents.data == nullptr ? 0 : parents.count();
     const size_t appended = positions.count();
@@ -361,8 +364,8 @@ struct TreeAttention {
     float* y = static_cast<float*>(ort::output(context, 0, shape, 3));
     void* present_keys = shared ? const_cast<void*>(keys.data) : ort::output(context, 1, keys.shape, 4);
     void* present_values = shared ? const_cast<void*>(values.data) : ort::output(context, 2, values.shape, 4);
-    if (rows == 0) return nullptr;
-    if (y == nullptr || present_keys == nullptr || present_values == nullptr)
+    if (block ? taken == 0 : rows == 0) return nullptr;
+    if ((y == nullptr && rows != 0) || present_keys == nullptr || present_values == nullptr)
       return ort::fail("TreeAttention: no memory for the result");
     if (present_keys != keys.data) {  // unless past and present are bound to the same memory
       memcpy(present_keys, keys.data, keys.count() * sizeof(Cache));
@@ -388,6 +391,7 @@ struct TreeAttention {
     job.window = window;
     job.soft_cap = soft_cap;
     job.int8_cache = int8_cache;
+    job.block = block;
     Intake in{};
     const size_t stride = q.last();
     in.q = q.as<const float>();
@@ -403,6 +407,16 @@ struct TreeAttention {
     in.scale = scale;
     in.key_scales = key_scales.as<const float>();
     in.value_scales = value_scales.as<const float>();
+    if (block) {  // keys and values of every row first
+      Attention every = job;
+      every.picks = nullptr;
+      Intake given = in;
+      given.q = nullptr;
+      split(appended, appended * in.k_stride < kRoundFloats ? 1 : 4 * threads, threads,
+            [&](size_t first, size_t last) { table->take_in(given, every, first, last); });
+      in.k = in.v = nullptr;
+      if (rows == 0) return nullptr;
+    }
     Scratch<Query> room(rows * heads * size);
     in.queries = &room.data()->value;
     job.queries = in.queries;

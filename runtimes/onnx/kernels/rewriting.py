@@ -38,7 +38,9 @@ GIVEN_TILES = "given_tiles"
 RECURRENT = "edgedecode.recurrent"
 """The domain of recurrent operators in graphs made here: they are ours, and no other engine has them."""
 PICKS = 14
-"""The input of an attention node that only reads keys and values: the numbers of the pass's rows that have queries."""
+"""The input of an attention node that only reads keys and values, or of a `BLOCK`: the rows that have queries."""
+BLOCK = "block"
+"""Attribute of an attention node in a graph made here: its queries see all rows of the pass."""
 _INT32, _INT64, _INT8 = 6, 7, 3
 _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
@@ -48,7 +50,7 @@ _MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantize
 _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
 """Engine operators that only move values or round each value separately, and so keep rows invariant."""
-_KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
+_KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap", BLOCK)
 
 
 _INPUTS = {
@@ -268,7 +270,7 @@ class _Rewriting:
             not inputs[9]
             or inputs[11]
             or (shared and any(inputs[1:3]))
-            or any(inputs[PICKS + shared :])
+            or any(inputs[PICKS + (shared or BLOCK in attributes) :])
             or any(node.outputs[3:])
         ):
             raise NotServed("its attention has no positions, or other inputs and outputs")

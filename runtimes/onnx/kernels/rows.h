@@ -492,7 +492,7 @@ static void take_in(const Intake& in, const Attention& job, size_t first, size_t
   for (size_t row = first; row < last; row++) {
     const size_t slot = job.settled + job.pending - job.appended + job.place(row);
     const int64_t position = in.cosines == nullptr ? 0 : in.positions[job.place(row)];
-    for (size_t head = 0; head < job.heads; head++) {
+    for (size_t head = 0; in.q != nullptr && head < job.heads; head++) {
       float* to = in.queries + (row * job.heads + head) * size;
       const float* key_scales = job.int8_cache ? in.key_scales + head / (job.heads / job.kv_heads) * size : nullptr;
       rotate(in, position, in.q + row * in.q_stride + head * size, to, size);
@@ -501,7 +501,7 @@ static void take_in(const Intake& in, const Attention& job, size_t first, size_t
         if (key_scales != nullptr) to[d] *= key_scales[d];  // an int8 key times its scale, moved to the query
       }
     }
-    for (size_t head = 0; in.k != nullptr && head < job.kv_heads; head++) {  // null: another layer has written them
+    for (size_t head = 0; in.k != nullptr && head < job.kv_heads; head++) {
       const float* value = in.v + row * in.v_stride + head * size;
       rotate(in, position, in.k + row * in.k_stride + head * size, rotated, size);
       const size_t key_at = head * head_cache + slot / kTile * kTile * size + slot % kTile;
@@ -800,7 +800,7 @@ static void attend(const Attention& job, size_t kv_head, size_t first, size_t la
       seen[q].path = nullptr;
       seen[q].query = job.queries + (row * job.heads + head) * job.size;
       seen[q].y = job.y + (row * job.heads + head) * job.size;
-      seen[q].length = total - job.appended + job.place(row) + 1;
+      seen[q].length = job.block ? total : total - job.appended + job.place(row) + 1;
       if (tree && q >= owners.width) {
         seen[q].length = seen[q - owners.width].length;
         seen[q].path = seen[q - owners.width].path;

@@ -14,7 +14,7 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 import edgedecode
 from edgedecode import Pair, SamplingOptions
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import Assistant, FeatureState
+from edgedecode.decoding.heads import Assistant, FeatureState
 from edgedecode.errors import ExportError
 from edgedecode.export.heads import pack_head
 from edgedecode.pack.manifest import Manifest

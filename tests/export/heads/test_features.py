@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.model import FeatureState, LanguageModel
+from edgedecode.decoding.heads import FeatureState
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget

@@ -14,7 +14,8 @@ pytest.importorskip("torch", reason="the export extras are not installed")
 import torch
 from gguf import GGUFReader, dequantize
 
-from edgedecode.decoding.model import DraftHead, LanguageModel
+from edgedecode.decoding.heads import DraftHead
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.export.heads.gguf_head import write_gguf_head

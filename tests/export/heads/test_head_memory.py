@@ -13,6 +13,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.export.heads.gguf_head import write_gguf_head
 from edgedecode.export.heads.head_entry import head_entry
 from edgedecode.export.heads.layouts import read_head
+from edgedecode.export.heads.target_rows import with_output
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx import OnnxRuntime
@@ -21,12 +22,15 @@ from tests.contract.conftest import assert_planned
 from tests.contract.toy_gguf import GGUF, write_toy_gguf
 from tests.contract.toy_graph import ToyShape
 
+from .block_written import TinyBlock
 from .written import TinyHead, write_flat
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 SHAPE = ToyShape(hidden=256, rows=4096, layers=8, kv_heads=1, head_size=64, context=1024)
 HEAD = TinyHead(256, 256, 4096, 2048, head_size=64, mlp=512)
-TAPS = HEAD.layers
+BLOCK = TinyBlock(
+    4096, outputs=(0, 2, 4, 5), target_layers=8, hidden=256, layers=4, head_size=64, mlp=768, block=9, rank=256
+)
 MEASURE = """
 import json, sys
 from pathlib import Path
@@ -58,31 +62,52 @@ rows = opened.new_state(1024)
 for start in range(0, 1024, 64):
     first = kept.oldest + start % 256
     features = kept.rows(first, first + 64)
-    output = opened.draft(list(range(start, start + 64)), rows, features=features)
+    if sys.argv[3] == "block":
+        opened.draft_block(0, rows, features=features, count=0)
+    else:
+        output = opened.draft(list(range(start, start + 64)), rows, features=features)
     rows.keep(range(64))
 rows.crop(1000)
 for token in range(16):
-    output = opened.draft([token], rows, hidden=output.hidden[None])
-    rows.keep([0])
+    if sys.argv[3] == "block":
+        for row in opened.draft_block(token, rows, features=features[:3], count=opened.longest):
+            opened.link(row, token)
+        rows.crop(1000)
+    else:
+        output = opened.draft([token], rows, hidden=output.hidden[None])
+        rows.keep([0])
 print(json.dumps({"used": resident_nbytes() - before, "planned": budget.used_nbytes - held}))
 """
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, ModelEntry]]:
-    """Return a folder with a target and its head of 4 bits."""
-    root = tmp_path_factory.mktemp("models")
-    target = replace(write_toy_gguf(root, SHAPE, quantization="Q8_0"), graphs={}, weights=GGUF)
-    head = read_head(write_flat(root / "flat", HEAD, max_position_embeddings=8192))
-    with (root / "head.gguf").open("wb") as file:
-        write_gguf_head(file, head, bits=4, taps=TAPS)
-    return root, {"target": target, "head": head_entry(head, file="head.gguf", bits=4, taps=TAPS, source="test")}
+    """Return a folder with a target and its heads of 4 bits."""
+    root, found = tmp_path_factory.mktemp("models"), dict[str, ModelEntry]()
+    found["target"] = replace(write_toy_gguf(root, SHAPE, quantization="Q8_0"), graphs={}, weights=GGUF)
+    heads = {
+        "head": read_head(write_flat(root / "flat", HEAD, max_position_embeddings=8192)),
+        "block": with_output(
+            read_head(BLOCK.write(root / "published", max_position_embeddings=8192)), found["target"], root
+        ),
+    }
+    for name, head in heads.items():
+        taps, file = head.shape.taps, f"{name}.gguf"
+        with (root / file).open("wb") as out:
+            write_gguf_head(out, head, bits=4, taps=taps)
+        found[name] = head_entry(head, file=file, bits=4, taps=taps, source="test")
+    return root, found
 
 
 @pytest.mark.memory
-def test_a_process_keeps_the_plan_of_a_head(models: tuple[Path, Mapping[str, ModelEntry]]) -> None:
+@pytest.mark.parametrize("kind", ["head", "block"])
+def test_a_process_keeps_the_plan_of_a_head(kind: str, models: tuple[Path, Mapping[str, ModelEntry]]) -> None:
     root, entries = models
-    words = [str(root), json.dumps({role: asdict(entry) for role, entry in entries.items()})]
+    words = [
+        str(root),
+        json.dumps({role: asdict(entries[each]) for role, each in (("target", "target"), ("head", kind))}),
+        kind,
+    ]
     done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

@@ -186,7 +186,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 CONFIGS = {
-    "DFlash": ({"dflash_config": {}}, "a DFlash head"),
+    "DFlash": ({"dflash_config": {}}, "does not say block_size"),
     "RoPE by kind of layer": (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
         "RoPE parameters by kind of layer",

@@ -14,7 +14,8 @@ import torch
 from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file, save_file
 
-from edgedecode.decoding.model import DraftHead, FeatureState, LanguageModel
+from edgedecode.decoding.heads import DraftHead, FeatureState
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import ExportError
 from edgedecode.export.heads.gguf_head import write_gguf_head
