@@ -95,6 +95,7 @@ class FeatureRows:
     def __init__(self, outputs: Sequence[str], *, hidden: int, start: int, lease: Lease, picked: bool) -> None:
         self._outputs, self._lease, self._picked = outputs, lease, picked
         self._values = np.empty((len(outputs), SLOTS, hidden), np.float32)
+        self._addresses = [values.ctypes.data for values in self._values]
         self.oldest = self._end = start
 
     def rows(self, start: int, stop: int) -> FloatArray:
@@ -118,11 +119,10 @@ class FeatureRows:
                 moved = values[first - kept - self.oldest : first - self.oldest]
                 memmove(values.ctypes.data, moved.ctypes.data, moved.nbytes)
             self.oldest = first - kept
-        place = first - self.oldest
         hidden = self._values.shape[-1]
-        for name, values in zip(self._outputs, self._values, strict=True):
-            address = values.ctypes.data + place * hidden * FLOAT_NBYTES
-            binding.bind_output(name, "cpu", 0, np.float32, (1, width, hidden), address)
+        after, shape = (first - self.oldest) * hidden * FLOAT_NBYTES, (1, width, hidden)
+        for name, address in zip(self._outputs, self._addresses, strict=True):
+            binding.bind_output(name, "cpu", 0, np.float32, shape, address + after)
         self._end = first + width
 
     def _scattered(self, binding: Untyped, count: int, *, end: int) -> None:

@@ -54,7 +54,7 @@ class HeadModel(OnnxModel):
         base, name, values = self._given or (start, HIDDEN_INPUT, np.zeros((len(tokens), self._width), np.float32))
         here = values[None, start - base : start - base + len(tokens)]
         for each, empty in self._empty.items():
-            state.binding.bind_cpu_input(each, np.ascontiguousarray(here) if each == name else empty)
+            state.binding.bind_cpu_input(each, here if each == name else empty)
         self._after = np.empty((len(rows), self._width), np.float32)
         state.binding.bind_output(HIDDEN, "cpu", 0, np.float32, self._after.shape, self._after.ctypes.data)
         super()._pass(state, tokens, start=start, rows=rows, slot=slot)
