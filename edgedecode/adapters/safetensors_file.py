@@ -40,6 +40,10 @@ class _Stored(msgspec.Struct):
     data_offsets: tuple[_Size, _Size]
 
 
+class _OtherType(ValueError):
+    """A tensor is of a type that is not read, as those of 8-bit floats, which have scales beside them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
     """The tensors of one file, by name; values are read on demand."""
@@ -68,7 +72,8 @@ class SafetensorsFile:
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
             with path.open("rb") as file:
                 other = stand_in(file.read(64))
-            what = other or f"is not a usable safetensors file ({error}): download it again"
+            advice = "save it in one of these" if isinstance(error, _OtherType) else "download it again"
+            what = other or f"is not a usable safetensors file ({error}): {advice}"
             raise ManifestError(f"{path} {what}") from None
         return cls(path, _LENGTH_NBYTES + length, tensors)
 
@@ -101,6 +106,6 @@ def _check(name: str, stored: _Stored, *, values_nbytes: int) -> None:
     """Raise ValueError for a tensor that exceeds the file or has an unsupported type."""
     first, last = stored.data_offsets
     if stored.dtype not in _TYPES:
-        raise ValueError(f"{name} is of type {stored.dtype}, not {', '.join(_FLOATS)}")
+        raise _OtherType(f"{name[:60]} is of type {stored.dtype[:20]}, not {', '.join(_FLOATS)}")
     if not first <= last <= values_nbytes or last - first != prod(stored.shape) * _TYPES[stored.dtype].itemsize:
         raise ValueError(f"{name} has {last - first} bytes at {first}, its shape is {list(stored.shape)}")

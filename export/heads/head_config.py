@@ -97,6 +97,11 @@ class HeadConfig:
         value = read_json(folder / "config.json")
         if not isinstance(value, dict):
             raise ExportError(f"{folder} has no config.json: give the folder of a drafting head")
+        if "medusa_num_heads" in value:
+            raise ExportError(
+                f"{folder} holds Medusa heads, which are not supported: give one of EAGLE-3's form, DSpark, "
+                f"DFlash or MTP"
+            )
         self._folder, where = folder, f"{folder.name}: config.json"
         self._fields = fields_of(value, _Fields, where)
         inner = self._fields.transformer_layer_config or self._fields.text_config

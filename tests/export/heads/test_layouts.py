@@ -186,6 +186,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 CONFIGS = {
+    "Medusa": ({"medusa_num_heads": 5, "hidden_size": None}, "holds Medusa heads, which are not supported"),
     "DFlash": ({"dflash_config": {}}, "does not say block_size"),
     "RoPE by kind of layer": (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
@@ -235,6 +236,13 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-100])
     with pytest.raises(ExportError, match="not a usable safetensors file"):
         read_head(folder)
+    tensors = load_file(write_flat(tmp_path / "fp8", TinyHead()) / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / "fp8" / "model.safetensors")
+    with pytest.raises(
+        ExportError, match=r"fc\.weight is of type F8_E4M3, not F32, F16, BF16\): save it in one of these"
+    ):
+        read_head(tmp_path / "fp8")
     path = write_gguf(tmp_path / "gguf", TinyHead())
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ExportError, match="truncated or damaged"):
