@@ -43,6 +43,7 @@ AREAS: Mapping[str, str] = {
     "packs": "downloaded packs",
     "models": "downloaded models: `edgedecode list` shows them, `edgedecode rm` removes one",
     "headers": "what the headers of models on this machine say",
+    "native": "the native library's program, built for self-tests",
     "files": "packs of GGUF files that were opened without an import",
 }
 """Every folder in the user's cache and its contents. `cache clear` deletes only these."""

@@ -19,7 +19,9 @@ FOLDERS = ("edgedecode", "apps", "bench", "export", "runtimes")
 DATA = (
     *("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/*.jsonl", "apps/library/*.jsonl"),
     *("bench/measure/*.jsonl", "apps/serve/page/**/*", "export/bundles/templates/**/*", "export/trim/*.jsonl"),
-    *("export/distil/*.jsonl", "export/heads/shipped/*.gguf"),
+    *("export/distil/*.jsonl", "export/heads/shipped/*.gguf", "export/bundles/bionic.txt"),
+    *("runtimes/native/*.*", "runtimes/native/[ijrs]*/**/*"),
+    *("runtimes/onnx/kernels/*.cpp", "runtimes/onnx/kernels/*.h"),
 )
 PACK_LIMIT = 15 * 2**20
 

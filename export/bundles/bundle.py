@@ -102,7 +102,8 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class SelftestFiles:
-    """prompts: texts as tokens. expected: the answers. rounds: what was drafted and chosen, for an app's own tests."""
+    """prompts: texts as tokens. expected: the answers. rounds: what was drafted and chosen, for an app's own tests; for
+    the native library, the requests and answers that `edgedecode-run --replay` compares."""
 
     prompts: str
     expected: str
@@ -124,6 +125,7 @@ class Bundle:
     name: str
     created_by: str
     abi: str
+    """Android's names of processors, separated by spaces; `arm64`: not for Android."""
     min_sdk: Count
     """Android's API level; 0: not for Android."""
     runtime: tuple[str, ...]
@@ -191,6 +193,11 @@ class Bundle:
         """Render as indented JSON, keys in declaration order."""
         value = {"format": FORMAT, "version": VERSION, **asdict(self)}
         return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def for_native(self) -> bool:
+        """Whether the native library runs it."""
+        return self.tokenizer.startswith("native/")
 
     def named(self) -> set[str]:
         """Return the files that the description refers to."""

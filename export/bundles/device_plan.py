@@ -1,11 +1,10 @@
 """Plans a bundle's memory on a device: the context, and whether the draft model fits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.engines.interface import PlanningRuntime
-from edgedecode.engines.kernel_choice import engine_kernels
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import ExportError
@@ -21,6 +20,8 @@ from .request import Device
 
 _APP_NBYTES = 80_000_000
 """Assumed: an app's own memory with its runtime library and a tokenizer, without models."""
+_DRAFTERS = ("model", "trim", "head")
+"""Those that hold a model."""
 _LEAST_CONTEXT = 512
 _CONTEXT_STEP = 256
 _LLAMA_ROWS = 64
@@ -41,32 +42,28 @@ class MemoryFit:
         return sum(self.holders.values())
 
 
-def fit_onnx(manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: Device, context: int | None) -> MemoryFit:
-    """Fit the pack's models into the device's budget, as ONNX Runtime opens them there with its own kernels.
+def fit_native(
+    manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: Device, context: int | None
+) -> MemoryFit:
+    """Fit the pack's models into the device's budget, as the native library opens them there.
 
     context: positions asked for, which are not cut. Raises ExportError if not even the target fits.
     """
-    roles = manifest.models
-    # a bundle's loop drafts with the full draft model, and knows no other drafter than the model
-    bases = {role: {"base": entry.graphs["base"]} for role, entry in roles.items()}
-    models = {role: replace(entry, trimmed=None, graphs=bases[role]) for role, entry in roles.items()}
-    manifest = replace(manifest, models=models)
-    with engine_kernels():  # edgedecode's are not on the device
-        engine = find_runtime("onnx")
-        assert isinstance(engine, PlanningRuntime)
-        footprint = PackFootprint(
-            manifest,
-            root,
-            tokenizer=tokenizer,
-            engine=engine,
-            process=[Holder("app", _APP_NBYTES)],
-            budget=Budget(),
-            request=EngineRequest(threads=device.threads),
-        )
-        plan = footprint.fit(SessionOptions(context=context), device.budget_nbytes)
+    engine = find_runtime("onnx")
+    assert isinstance(engine, PlanningRuntime)
+    footprint = PackFootprint(
+        manifest,
+        root,
+        tokenizer=tokenizer,
+        engine=engine,
+        process=[Holder("app", _APP_NBYTES)],
+        budget=Budget(),
+        request=EngineRequest(threads=device.threads),
+    )
+    plan = footprint.fit(SessionOptions(context=context), device.budget_nbytes)
     if not plan.fits:
         raise _too_large(manifest.name, device, plan.least_running)
-    drafts = "model" in plan.choice.drafters
+    drafts = bool({*_DRAFTERS} & {*plan.choice.drafters})
     cuts = tuple(f"{cut.what}: {cut.effect}" for cut in plan.cuts)
     return MemoryFit(plan.choice.context, drafts, {each.name: each.nbytes for each in plan.holders}, cuts)
 

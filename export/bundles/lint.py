@@ -12,16 +12,17 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
-from edgedecode.errors import ManifestError, RuntimeUnavailable
+from edgedecode.errors import ManifestError
 from edgedecode.onnx_format.graph_check import Weights, check_graph
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.text.printable import shown
+from edgedecode.text.printable import counted, shown
 
 from .bundle import BUNDLE_NAME, Bundle
+from .elf_file import ARCHITECTURES, BIONIC, SYSTEM, NativeLibrary, bionic_levels, read_library
 
 UNREADABLE = "description"
 _GRADLE = "gradle/app/build.gradle.kts"
-_MANIFEST = "gradle/app/src/main/AndroidManifest.xml"
+_LIBRARY, _OURS = "libedgedecode.so", ("edgedecode_", "Java_edgedecode_")
 _AGAIN = "make the bundle again"
 _PAGE = 16 << 10
 """Pages of newer devices, which do not load libraries that are aligned to less."""
@@ -41,21 +42,12 @@ Faults: TypeAlias = Iterator[tuple[str, str]]
 """Where a rule does not hold: the file, relative to the bundle, and what is wrong with it."""
 
 
-class NativeLibrary(NamedTuple):
-    """alignment: the smallest of the loaded segments, in bytes. damage: why it cannot be read; empty: it can."""
-
-    arm64: bool = False
-    alignment: int = 0
-    damage: str = ""
-
-
 class LintedBundle:
     """A bundle and the files of its folder."""
 
     def __init__(self, root: Path, bundle: Bundle) -> None:
         self.root, self.bundle = root, bundle
         self.is_android = bundle.target.startswith("android")
-        self.for_npu = any(graph.socs for model in bundle.models.values() for graph in model.graphs)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -70,7 +62,12 @@ class LintedBundle:
     def libraries(self) -> dict[str, NativeLibrary]:
         """The native libraries for Android, by name. Raises RuntimeUnavailable without pyelftools."""
         names = [name for name in self.paths if name.endswith(".so") and self.is_ordinary(name)]
-        return {name: _read_library(self.root / name) for name in names}
+        return {name: read_library(self.root / name) for name in names}
+
+    @property
+    def sound_libraries(self) -> list[tuple[str, NativeLibrary]]:
+        """Those that can be read."""
+        return [(name, library) for name, library in self.libraries.items() if not library.damage]
 
     def is_ordinary(self, name: str) -> bool:
         """Return whether there is a file of this name that is no link, device or pipe, nor in a linked folder."""
@@ -138,7 +135,7 @@ def _play_size(found: LintedBundle) -> Faults:
 def _abi(found: LintedBundle) -> Faults:
     text = _code(found.text(_GRADLE))
     given = {abi for line in re.findall(r"abiFilters[^\n]*", text) for abi in re.findall(r'"([^"]+)"', line)}
-    if text and given != {found.bundle.abi}:
+    if text and given != {*found.bundle.abi.split()}:
         yield _GRADLE, f"does not restrict abiFilters to {found.bundle.abi}"
 
 
@@ -156,25 +153,45 @@ def _no_compress(found: LintedBundle) -> Faults:
         yield _GRADLE, f"compresses {', '.join(lacking)} files, which then cannot be mapped"
 
 
-def _driver(found: LintedBundle) -> Faults:
-    text = found.text(_MANIFEST)
-    for library in found.bundle.libraries if text and found.for_npu else ():
-        if not re.search(rf"<uses-native-library[^>]*{re.escape(library)}", text, re.DOTALL):
-            yield _MANIFEST, f"does not declare {library}, so the NPU's driver stays closed to the app"
-
-
 def _processor(found: LintedBundle) -> Faults:
     for name, library in found.libraries.items():
         if library.damage:
             yield name, f"is not a native library: {library.damage}"
-        elif not library.arm64:
-            yield name, "is for another processor"
+        else:
+            folder = PurePosixPath(name).parent.name  # an ABI, where Gradle looks for libraries
+            wanted = [folder] if folder in ARCHITECTURES else found.bundle.abi.split()
+            if library.architecture not in [ARCHITECTURES.get(abi, abi) for abi in wanted]:
+                yield name, f"is for another processor than {' or '.join(wanted)}"
 
 
 def _page_size(found: LintedBundle) -> Faults:
-    for name, library in found.libraries.items():
-        if library.arm64 and (library.alignment < _PAGE or library.alignment % _PAGE):
+    for name, library in found.sound_libraries:
+        if library.alignment < _PAGE or library.alignment % _PAGE:
             yield name, f"has segments aligned to {library.alignment} bytes; devices with pages of 16 KB do not load it"
+
+
+def _exports(found: LintedBundle) -> Faults:
+    for name, library in found.sound_libraries:
+        other = [each for each in library.exports if not each.startswith(_OURS)]
+        if PurePosixPath(name).name == _LIBRARY and other:
+            yield name, f"exports {counted(len(other), 'symbol')} besides its interface, such as {other[0]}"
+
+
+def _bionic(found: LintedBundle) -> Faults:
+    beside = {PurePosixPath(name).name for name in found.paths}
+    for name, library in found.sound_libraries:
+        if other := [each for each in library.needed if each not in SYSTEM | beside]:
+            yield name, f"needs {other[0]}, which Android does not have and no file here is"
+        if other := [each for each in library.versions if each.startswith(("GLIBC", "CXXABI", "GCC"))]:
+            yield name, f"wants symbols of version {other[0]}, which Android's C library does not have"
+            continue
+        levels = bionic_levels()
+        alone = {*library.needed} <= BIONIC  # else the others may have them
+        if lacking := [each for each in library.imports if each not in levels] if alone else []:
+            yield name, f"wants {counted(len(lacking), 'symbol')} that Android's C library does not have: {lacking[0]}"
+        if late := [each for each in library.imports if levels.get(each, 0) > found.bundle.min_sdk]:
+            level = max(levels[each] for each in late)
+            yield name, f"wants {late[0]}: API level {level}, the bundle is for {found.bundle.min_sdk}"
 
 
 def _vendor_library(found: LintedBundle) -> Faults:
@@ -208,15 +225,16 @@ def _code(text: str) -> str:
 
 _SMALLER = "quantize further, or split the file over several packs"
 _EXPORT = "export the pack again and package it again"
-_ARM64 = "build it for arm64-v8a"
+_ABI = "build it with the NDK for the ABI of its folder"
 _ALIGN = "link it with -Wl,-z,max-page-size=16384"
 _REMOVE = "remove it: Gradle or pip fetches it"
 _COPY = "copy the bundle again, or make it again with `edgedecode package`"
 _RENAME = "use letters, digits and . _ + -"
 _RAISE = "raise it to the bundle's minSdk"
-_FILTER = "use ndk { abiFilters += ... } with the bundle's ABI alone"
+_FILTER = "use ndk { abiFilters += ... } with the bundle's ABIs alone"
 _MAPPED = "add them to androidResources.noCompress"
-_DECLARE = 'add <uses-native-library android:name="..." android:required="false"/>'
+_INSIDE = "link it with the version script native/exports.map"
+_NDK = "build it with the NDK, its C++ library linked in, for the bundle's minSdk"
 _STATE = "state the base model's licence in the pack"
 
 RULES: Sequence[Rule] = (
@@ -224,12 +242,13 @@ RULES: Sequence[Rule] = (
     Rule("graph", "error", "graphs are sound", _graph, _EXPORT),
     Rule("file-name", "error", "asset packs and adb take the names", _file_name, _RENAME),
     Rule("play-size", "error", "sizes are within Google Play's limits", _play_size, _SMALLER),
-    Rule("abi", "error", "the project builds for the bundle's ABI alone", _abi, _FILTER),
+    Rule("abi", "error", "the project builds for the bundle's ABIs alone", _abi, _FILTER),
     Rule("min-sdk", "error", "the project's Android version suffices", _min_sdk, _RAISE),
     Rule("no-compress", "error", "models stay uncompressed", _no_compress, _MAPPED),
-    Rule("driver", "error", "the app declares the NPU's driver", _driver, _DECLARE),
-    Rule("processor", "error", "native libraries are for arm64", _processor, _ARM64),
+    Rule("processor", "error", "native libraries are for the bundle's ABIs", _processor, _ABI),
     Rule("page-size", "error", "native libraries are aligned to 16 KB", _page_size, _ALIGN),
+    Rule("exports", "error", "the native library exports its interface alone", _exports, _INSIDE),
+    Rule("bionic", "error", "native libraries use what Android has at the bundle's API level", _bionic, _NDK),
     Rule("vendor-library", "error", "no library of Qualcomm's is passed on", _vendor_library, _REMOVE),
     Rule("license", "warning", "base models' licences are named", _license, _STATE),
 )
@@ -255,19 +274,3 @@ def lint_bundle(root: Path) -> list[Finding]:
         for file, message in rule.check(found)
     ]
     return sorted(findings, key=lambda finding: finding.level)
-
-
-def _read_library(path: Path) -> NativeLibrary:
-    try:
-        from elftools.elf.elffile import ELFFile
-    except ImportError:
-        raise RuntimeUnavailable(
-            f"lint reads {path.name} with pyelftools, which is missing: pip install 'edgedecode[export]'"
-        ) from None
-    try:
-        with path.open("rb") as file:
-            elf = ELFFile(file)
-            alignments = [segment["p_align"] for segment in elf.iter_segments("PT_LOAD")]
-            return NativeLibrary(elf.elfclass == 64 and elf.get_machine_arch() == "AArch64", min(alignments, default=0))
-    except Exception as error:  # of a damaged file: its own exceptions, and those of seeking and unpacking
-        return NativeLibrary(damage=str(error) or type(error).__name__)

@@ -14,7 +14,7 @@ from edgedecode.typed_json import JsonValue
 
 from ..gguf.maker import GgufMaker
 from .bundle import BundleAdapter, BundleGraph, BundleModel
-from .request import PackageRequest
+from .request import NATIVE, PackageRequest
 
 MODELS = "models"
 SOC_MAP = "soc_map.json"
@@ -30,6 +30,8 @@ def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
     """Raise ExportError, with the command that makes it, if the pack lacks what the target needs."""
     manifest.check_same_tokens("package")
     target, pack = request.target, request.pack
+    if target.provider == NATIVE:
+        return  # what the library cannot run is refused where its folder is written
     for role, entry in manifest.models.items():
         if not target.provider:
             if not entry.gguf and not entry.gguf_plan:
@@ -42,7 +44,7 @@ def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
                 f"the {role} of {pack} has no ONNX graph that updates its cache in place, which {target.name} needs: "
                 f"export it with --formats onnx"
             )
-        if target.provider == "cpu":
+        if target.provider != "qnn":
             continue
         found = {soc for graph in entry.graphs.values() for each in graph.compiled for soc in each.socs}
         wanted = {chip.number for chip in request.socs}
@@ -82,6 +84,9 @@ def copy_models(
     for role in roles:
         entry = manifest.located(role)
         plain = BundleModel(**{name: getattr(entry, name) for name in _FACTS})
+        if request.target.provider == NATIVE:
+            models[role] = plain
+            continue
         if not request.target.provider:
             models[role] = replace(plain, gguf=_write_gguf(root, request.pack, entry, role))
             continue
@@ -134,7 +139,7 @@ def copy_adapters(
     found = {}
     for name in manifest.adapters:
         entry = manifest.located_adapter(name)
-        suits = entry.file.endswith(".gguf") != bool(request.target.provider)
+        suits = request.target.provider != NATIVE and entry.file.endswith(".gguf") != bool(request.target.provider)
         if entry.role in roles and suits:
             folder = f"{_ADAPTERS}/{name.replace(':', '-')}"
             file = _copy(request.pack / entry.file, root, f"{folder}/{Path(entry.file).name}")

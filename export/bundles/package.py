@@ -22,15 +22,17 @@ from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..checks.model_checks import CheckTexts
+from ..native.folder import write_native_folder
+from ..native.text_file import FILE
 from ..stages import Stages
 from ..trim.texts import bundled_prompts
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device.run import UNPLANNED
-from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
+from .device_plan import MemoryFit, fit_llama, fit_native, fit_npu
 from .llama_commands import llama_commands
 from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_adapters, copy_models, soc_map_of
-from .recording import opened_test, write_prompts
-from .request import PackageRequest
+from .recording import opened_test, write_prompts, write_replay
+from .request import NATIVE, PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
 from .template_files import copy_templates
 
@@ -41,6 +43,7 @@ _NOISE_POSITIONS = 50
 _LEAST_NOISE = 0.1
 """In logits: other processors round apart even where this one's kernels do not."""
 _SELFTEST = SelftestFiles("selftest/prompts.json", "selftest/expected.json", "selftest/rounds.json")
+_REPLAY = "selftest/replay.jsonl"
 
 
 def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
@@ -54,7 +57,8 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
     with opening(request.pack):
         manifest = check_pack(request.pack)
         check_pack_has(request, manifest)
-        chosen = chosen_manifest(request, manifest)
+        native = request.target.provider == NATIVE
+        chosen = manifest if native else chosen_manifest(request, manifest)
         prompts = _prompts(request)
         tokenizer = pack_tokenizer(chosen, request.pack, Budget())
         fit = _fit(request, chosen, tokenizer)
@@ -62,7 +66,9 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
         needed = manifest.nbytes + sum(entry.nbytes for entry in manifest.outside.values()) + 10_000_000
         check_place(request.out, nbytes=needed * 5 // 4)
         with new_folder(request.out) as root:
-            noise = _noise(request.pack, chosen, tokenizer, stages)
+            noise = 0.0 if native else _noise(request.pack, chosen, tokenizer, stages)
+            if native:
+                write_native_folder(request.pack, root / NATIVE, stages)
             with stages.stage("copy"):
                 bundle = _copied(root, request, chosen, fit, speeds, noise=noise)
             with stages.stage("self-test"):
@@ -86,7 +92,7 @@ def _fit(request: PackageRequest, manifest: Manifest, tokenizer: Tokenizer) -> M
     if request.target.provider == "qnn":
         return fit_npu(manifest, request.pack, device=request.device, context=request.context)
     if request.target.provider:
-        return fit_onnx(manifest, request.pack, tokenizer, device=request.device, context=request.context)
+        return fit_native(manifest, request.pack, tokenizer, device=request.device, context=request.context)
     models = {}
     for role in manifest.models:
         entry = manifest.located(role)
@@ -99,7 +105,7 @@ def _speeds(request: PackageRequest, manifest: Manifest, fit: MemoryFit) -> Spee
     widths = sorted({graph.width for graph in manifest.models["target"].graphs.values() if graph.compiled})
     if request.profile is not None:
         return measured_speeds(request.profile, pack=manifest.name).padded(widths)
-    draft = manifest.weights_nbytes("draft") if fit.drafts else 0
+    draft = manifest.weights_nbytes("draft") if fit.drafts and "draft" in manifest.models else 0
     speeds = assumed_speeds(request.device, target_nbytes=manifest.weights_nbytes("target"), draft_nbytes=draft)
     return speeds.padded(widths)
 
@@ -134,11 +140,13 @@ def _copied(
     target, device = request.target, request.device
     roles = [role for role in manifest.models if role != "draft" or fit.drafts]
     models = copy_models(root, request, manifest, roles=roles)
-    for source, name in ((manifest.tokenizer, "tokenizer.json"), (manifest.chat_template, "chat_template.jinja")):
+    native = target.provider == NATIVE  # whose folder has these files in its own forms
+    texts = ((manifest.tokenizer, "tokenizer.json"), (manifest.chat_template, "chat_template.jinja"))
+    for source, name in () if native else texts:
         if source is not None:
             shutil.copyfile(request.pack / source, root / "models" / name)
     licenses = request.pack / "licenses"
-    if licenses.is_dir():
+    if licenses.is_dir() and not native:
         shutil.copytree(licenses, root / "licenses")
     if target.provider == "qnn":
         text = json.dumps(soc_map_of(models), indent=1) + "\n"
@@ -156,7 +164,8 @@ def _copied(
         least_chance=speeds.least_chance,
         # between other processors, and twice that between engines, whose products round differently
         tolerance={
-            name: min(round(times * noise, 4), MOST_TOLERANCE) for name, times in (("cpu", 2), ("qnn", 4), ("llama", 4))
+            name: min(round(times * noise, 4), MOST_TOLERANCE)
+            for name, times in (() if native else (("cpu", 2), ("qnn", 4), ("llama", 4)))
         },
         profile=speeds.name,
         cuts=fit.cuts,
@@ -170,12 +179,12 @@ def _copied(
         runtime=target.runtime,
         models=models,
         vocabulary_size=manifest.vocabulary_size,
-        tokenizer="models/tokenizer.json",
+        tokenizer=f"{NATIVE}/{FILE}" if native else "models/tokenizer.json",
         tokenizer_digest=manifest.tokenizer_digest,
-        chat_template=None if manifest.chat_template is None else "models/chat_template.jinja",
+        chat_template=None if native or manifest.chat_template is None else "models/chat_template.jinja",
         generation=manifest.generation,
         plan=plan,
-        selftest=_SELFTEST,
+        selftest=replace(_SELFTEST, rounds=_REPLAY) if native else _SELFTEST,
         files={},
         adapters=copy_adapters(root, request, manifest, roles=roles),
         libraries=target.libraries,
@@ -197,6 +206,8 @@ def _recorded(root: Path, request: PackageRequest, bundle: Bundle, fit: MemoryFi
         bundle.plan, draft_length=best.length, tokens_per_second=plain.per_second, drafted_per_second=drafted
     )
     bundle = replace(bundle, plan=plan)
+    if request.target.provider == NATIVE:
+        write_replay(root, bundle)  # in place of the rounds, which its own scheduler plans
     return bundle if request.target.provider else replace(bundle, commands=llama_commands(bundle))
 
 

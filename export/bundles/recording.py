@@ -9,6 +9,7 @@ from edgedecode import LoadOptions, load
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.text.messages import Message
 from edgedecode.text.prompts import Prompt
 from edgedecode.text.tokenizer import Tokenizer
@@ -61,16 +62,31 @@ class EngineModel:
 
 @contextmanager
 def opened_test(root: Path, bundle: Bundle, pack: Path) -> Iterator[Selftest]:
-    """Open a bundle's models as the device does: its ONNX graphs, or for llama.cpp the pack's GGUF files."""
+    """Open a bundle's models as the device does: its ONNX graphs, or the pack's models with the same kernels."""
     described = json.loads(bundle.to_json())
-    if not any(model.gguf for model in bundle.models.values()):
+    if any(model.graphs for model in bundle.models.values()):
         opener = Opener(root, described, provider="cpu", soc=None, threads=None)
         target = opener.open("target")
         assert target is not None
         yield Selftest(root, described, target, opener.open("draft"), provider="cpu")
         return
     context = test_context(read_prompts(root, described), described)
-    with load(pack, runtime="llama", options=LoadOptions(context=context)) as pair:
+    runtime = "llama" if bundle.models["target"].gguf else "onnx"
+    with load(pack, runtime=runtime, options=LoadOptions(context=context)) as pair:
         drafts = pair.draft if "draft" in bundle.models else None
         draft = None if drafts is None else EngineModel(drafts, context=context)
-        yield Selftest(root, described, EngineModel(pair.target, context=context), draft, provider="llama")
+        yield Selftest(root, described, EngineModel(pair.target, context=context), draft, provider=runtime)
+
+
+def write_replay(root: Path, bundle: Bundle) -> None:
+    """Write the recorded answers for `edgedecode-run --replay`: each plainly, and as the scheduler drafts."""
+    expected = json.loads((root / bundle.selftest.expected).read_text(encoding="utf-8"))["answers"]
+    greedy = SamplingOptions(temperature=0.0)
+    session = {name: getattr(greedy, name) for name in ("temperature", *bundle.generation.sampling)}
+    lines = []
+    for prompt, answer in zip(read_prompts(root, json.loads(bundle.to_json())), expected, strict=True):
+        request = {"tokens": prompt["tokens"], "max_tokens": prompt["most"]}
+        for options in ({**session, "draft_max": 0}, session):
+            line = {"session": options, "request": request, "expected": answer}
+            lines += [json.dumps(line) + "\n"]
+    (root / bundle.selftest.rounds).write_bytes("".join(lines).encode())

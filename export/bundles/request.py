@@ -71,13 +71,14 @@ def device_of(memory_nbytes: int | None, soc: str) -> Device:
 
 
 _ONNX_RUNTIME = "com.microsoft.onnxruntime:onnxruntime-android:1.31.1"
-_TOKENIZERS = ("ai.djl.huggingface:tokenizers:0.33.0", "ai.djl.android:tokenizer-native:0.33.0")
+NATIVE = "native"
+"""The folder of a bundle that the native library opens, and the provider of its targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """provider: of ONNX Runtime; empty: the bundle holds GGUF files for llama.cpp. abi, min_sdk, runtime, libraries:
-    as in `Bundle`. templates: folders of `templates/` that it gets."""
+    """provider: of ONNX Runtime; `NATIVE`: the native library decodes; empty: the bundle holds GGUF files for
+    llama.cpp. abi, min_sdk, runtime, libraries: as in `Bundle`. templates: folders of `templates/` that it gets."""
 
     name: str
     provider: str
@@ -93,10 +94,10 @@ TARGETS: Mapping[str, Target] = {
     for target in (
         Target(
             "android-cpu",
-            provider="cpu",
-            abi="arm64-v8a",
+            provider=NATIVE,
+            abi="arm64-v8a x86_64",
             min_sdk=26,
-            runtime=(_ONNX_RUNTIME, *_TOKENIZERS),
+            runtime=(_ONNX_RUNTIME,),
             templates=("gradle", "adb"),
         ),
         Target(
@@ -104,8 +105,8 @@ TARGETS: Mapping[str, Target] = {
             provider="qnn",
             abi="arm64-v8a",
             min_sdk=31,  # the first with uses-native-library, which opens the NPU's driver to an app
-            runtime=(_ONNX_RUNTIME, "com.qualcomm.qti:onnxruntime-android-qnn:2.7.0", *_TOKENIZERS),
-            templates=("gradle", "adb"),
+            runtime=(_ONNX_RUNTIME, "com.qualcomm.qti:onnxruntime-android-qnn:2.7.0"),
+            templates=("adb",),
             libraries=("libcdsprpc.so",),
         ),
         Target(

@@ -1,27 +1,35 @@
 """Runs a bundle's self-test on this processor, and on an arm64 processor under qemu.
 
-Both run the program that goes into bundles, in a process of its own: the installed copy, so that a bundle from
-elsewhere runs no code here. On a device, an NPU or its emulator it is run from the bundle: `python -m selftest.run`.
+A bundle of graphs is run by the program that goes into it, one for the native library by `edgedecode-run`; in a process
+of its own, and from the installed copy, so that a bundle from elsewhere runs no code here.
 """
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
+import edgedecode
+from edgedecode.cache import cache_folder
 from edgedecode.engines.child import signal_name
 from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.typed_json import JsonValue, typed
 
 from .bundle import Bundle
 from .lint import lint_bundle
+from .request import NATIVE
+from .template_files import runtimes
 
 SYSROOT = "EDGEDECODE_ARM64_SYSROOT"
 _DEVICE = Path(__file__).parent / "device"
@@ -32,14 +40,15 @@ _SECONDS = 3600
 class Answered:
     """How one prompt was answered. equal: as expected. lossless: the same text with and without drafts.
 
-    largest_gap: how far an expected token, or one written with drafts, was below the likeliest, in logits.
+    largest_gap: how far an expected token, or one written with drafts, was below the likeliest, in logits; None: not
+    measured, because the same bits are expected.
     """
 
     name: str
     tokens: int
     equal: bool
     lossless: bool
-    largest_gap: float
+    largest_gap: float | None
     drafted: int
     accepted: int
 
@@ -70,7 +79,10 @@ class LaneResult:
     @property
     def passed(self) -> bool:
         scored = bool(self.answers) and all(each.tokens for each in self.answers)
-        within = all(each.largest_gap <= self.tolerance for each in self.answers)
+        unmeasured = [0.0 if each.equal else inf for each in self.answers]
+        found = zip(self.answers, unmeasured, strict=True)
+        gaps = [other if each.largest_gap is None else each.largest_gap for each, other in found]
+        within = all(gap <= self.tolerance for gap in gaps)
         return self.ran and not self.reason and scored and within
 
 
@@ -93,11 +105,16 @@ def check_bundle(root: Path) -> Bundle:
     return Bundle.load(root)
 
 
-def run_lanes(root: Path, bundle: Bundle, *, sysroot: Path | None, threads: int | None) -> Iterator[LaneResult]:
+def run_lanes(
+    root: Path, bundle: Bundle, *, sysroot: Path | None, threads: int | None, program: Path | None = None
+) -> Iterator[LaneResult]:
     """Run all lanes that can run here. Raises InputError for a bundle that none can.
 
-    sysroot: an arm64 Python's folder. threads: None: as planned.
+    sysroot: an arm64 Python's folder. threads: None: as planned. program: `edgedecode-run`; None: it is built.
     """
+    if bundle.for_native:
+        yield _run_native(root, bundle, program, sysroot, threads)
+        return
     if all(graph.provider != "cpu" for graph in bundle.models["target"].graphs):
         raise InputError(
             f"a bundle for {bundle.target} holds no graph for processors: run it on a device (docs/android.md says how)"
@@ -136,6 +153,70 @@ def arm64_python(sysroot: Path | None) -> Interpreter:
 
 
 LANES: Mapping[str, Callable[[Path | None], Interpreter]] = {"cpu": own_python, "arm64": arm64_python}
+
+
+def _run_native(
+    root: Path, bundle: Bundle, program: Path | None, sysroot: Path | None, threads: int | None
+) -> LaneResult:
+    """Replay the recorded answers: the native library must write the same ids, with and without drafts."""
+    lane = "native"
+    try:
+        program = program or built_program()
+        command, engine = [str(program)], own_engine()
+        if sysroot is not None:
+            python, lane = arm64_python(sysroot), "arm64"
+            command = [*python.command[:-1], str(program)]
+            engine = next(iter(sysroot.absolute().rglob("libonnxruntime.so*")), engine)
+    except RuntimeUnavailable as error:
+        return LaneResult(lane, reason=str(error), ran=False)
+    words = [str(root / NATIVE), "--replay", str(root / bundle.selftest.rounds), "--engine", str(engine)]
+    words += ["--threads", str(threads or min(bundle.plan.threads, os.cpu_count() or 1))]
+    started = perf_counter()
+    try:
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return LaneResult(lane, reason=str(error))
+    if not done.stdout.startswith('{"answers"'):
+        ended = signal_name(done.returncode) or f"exit code {done.returncode}"
+        said = (done.stderr.strip().splitlines() or [""])[-1]
+        return LaneResult(lane, reason=f"edgedecode-run ended with {ended}{said and ': '}{said}")
+    wrong = {int(number) for number in re.findall(r"^line (\d+):", done.stderr, re.MULTILINE)}
+    prompts = json.loads((root / bundle.selftest.prompts).read_text(encoding="utf-8"))["prompts"]
+    lines = (root / bundle.selftest.rounds).read_text(encoding="utf-8").splitlines()
+    answers = []
+    for number, line in enumerate(lines, 1):
+        equal, tokens = number not in wrong, len(json.loads(line)["expected"])
+        answers.append(Answered(prompts[(number - 1) // 2]["name"], tokens, equal, equal, None, 0, 0))
+    seconds = round(perf_counter() - started, 2)
+    return LaneResult(lane, f"edgedecode-run with {engine.name}", answers, 0.0, seconds)
+
+
+def built_program() -> Path:
+    """Return `edgedecode-run`, built again where a source has changed. Raises RuntimeUnavailable."""
+    folder = cache_folder("native")
+    if folder is None or any(shutil.which(name) is None for name in ("cmake", "c++")):
+        raise RuntimeUnavailable(
+            "edgedecode-run cannot be built here, which takes cmake, a C++ compiler and the user's cache: install "
+            "them, or give --program"
+        )
+    version = f"-DEDGEDECODE_VERSION={edgedecode.__version__}"
+    configure = ["cmake", "-S", str(runtimes() / "native"), "-B", str(folder), "-G", "Unix Makefiles", version]
+    for command in (configure, ["cmake", "--build", str(folder), "-j", "2", "--target", "edgedecode-run"]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            raise RuntimeUnavailable(f"{shlex.join(command)} failed: {last}")
+    return folder / "edgedecode-run"
+
+
+def own_engine() -> Path:
+    """Return the library of Python's onnxruntime. Raises RuntimeUnavailable."""
+    spec = find_spec("onnxruntime")
+    found = None if spec is None or spec.origin is None else Path(spec.origin).parent / "capi"
+    engine = None if found is None else next(found.glob("libonnxruntime.so*"), None)
+    if engine is None:
+        raise RuntimeUnavailable("onnxruntime, or its library, is not installed: pip install 'edgedecode[onnx]'")
+    return engine
 
 
 def _run(lane: str, python: Interpreter, root: Path, threads: int) -> LaneResult:

@@ -26,11 +26,19 @@ def native_build(pytestconfig: pytest.Config) -> Path:
     lock = wait_for_lock(kept / "build.lock", seconds=PATIENCE)
     assert lock is not None, f"another worker has been building for {PATIENCE:.0f} seconds"
     with lock:
-        configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Unix Makefiles", "-DEDGEDECODE_CHECKS=ON"]
+        choices = ["-DEDGEDECODE_CHECKS=ON", f"-DEDGEDECODE_JDK={_jdk()}"]
+        configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Unix Makefiles", *choices]
         for command in (configure, ["cmake", "--build", str(folder), "-j2"]):
             built = subprocess.run(command, capture_output=True, text=True, check=False)
             assert built.returncode == 0, built.stderr[-4000:]
     return folder
+
+
+def _jdk() -> str:
+    """Return the folder of the JDK whose compiler is called; empty: there is none."""
+    compiler = shutil.which("javac")
+    home = Path(compiler).resolve().parents[1] if compiler else Path()
+    return str(home) if (home / "include/jni.h").is_file() else ""
 
 
 @pytest.fixture(scope="session")

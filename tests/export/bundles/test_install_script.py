@@ -56,7 +56,7 @@ def test_install_script_copies_the_bundle_in_place_of_an_earlier_one(cpu: Path, 
     ("device", "said"),
     [
         ({"CONNECTED": ""}, "no device answers"),
-        ({"ABIS": "x86_64"}, "the device runs x86_64, this bundle is for arm64-v8a"),
+        ({"ABIS": "x86"}, "the device runs x86, this bundle is for arm64-v8a x86_64"),
         ({"SDK": "25"}, "the device has Android API level 25, this bundle needs 26"),
         ({"FREE": "100"}, "the device has 100 kB free"),
         ({"BROKEN": "yes"}, "the copy failed"),
@@ -76,7 +76,7 @@ def test_install_script_refuses_in_one_line_and_leaves_nothing(
 def test_install_script_refuses_a_damaged_bundle(cpu: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(cpu, broken)
-    with (broken / "models" / "chat_template.jinja").open("a", encoding="utf-8") as file:
+    with (broken / "native" / "native.json").open("a", encoding="utf-8") as file:
         file.write("x")
     status, line, folder = installed(broken, tmp_path)
     assert (status, line) == (1, "install.sh: this bundle is damaged: make it again")

@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,31 +20,17 @@ from edgedecode.export.bundles.package import _listed
 from tests.conftest import Refusal
 from tests.export.conftest import run
 
-GRADLE, MANIFEST = Path("gradle/app/build.gradle.kts"), Path("gradle/app/src/main/AndroidManifest.xml")
+GRADLE = Path("gradle/app/build.gradle.kts")
 LIBRARY = "lib/arm64-v8a/liba.so"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, cpu: Path) -> dict[str, Path]:
-    """Return a good bundle of each kind: the one for NPUs has made-up compiled graphs."""
-    npu = Path(shutil.copytree(cpu, tmp_path_factory.mktemp("made") / "npu"))
-    bundle = Bundle.load(npu)
-    models: dict[str, Any] = {}
-    for role, model in bundle.models.items():
-        name, binary = f"npu/57_v75/{role}-static-8_ctx.onnx", f"npu/57_v75/{role}-static-8_ctx_qnn.bin"
-        (npu / name).parent.mkdir(parents=True, exist_ok=True)
-        (npu / binary).write_bytes(b"compiled")
-        (npu / name).write_bytes(b"names its binary")
-        graph = replace(model.graphs[0], file=name, binary=binary, provider="qnn", width=8, slots=2048, socs=(57,))
-        models[role] = replace(model, graphs=(*model.graphs, graph))
-    bundle = replace(bundle, target="android-qnn", min_sdk=31, libraries=("libcdsprpc.so",), models=models)
-    gradle = (npu / GRADLE).read_text(encoding="utf-8")
-    (npu / GRADLE).write_text(gradle.replace("minSdk = 26", "minSdk = 31"), encoding="utf-8")
-    write_bundle(npu, replace(bundle, files=_listed(npu)))
-    return {"cpu": cpu, "npu": npu}
+def made(cpu: Path, graphs: Path) -> dict[str, Path]:
+    """Return a good bundle of each kind."""
+    return {"cpu": cpu, "graphs": graphs}
 
 
-@pytest.mark.parametrize("kind", ["cpu", "npu"])
+@pytest.mark.parametrize("kind", ["cpu", "graphs"])
 def test_a_good_bundle_has_no_finding(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(made[kind], tmp_path / "bundle"))
     written(LIBRARY, library())(root)
@@ -119,40 +107,73 @@ def piped(root: Path) -> None:
     os.mkfifo(root / "selftest/prompts.json")
 
 
+def built(name: str, source: str, *flags: str) -> Change:
+    """Return a change that adds a library for x86-64, compiled without a C library unless the flags name one."""
+
+    def apply(root: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None or platform.machine() != "x86_64" or sys.platform != "linux":
+            pytest.skip("there is no C compiler for x86-64 Linux")
+        path = root.parent / name
+        words = [
+            "-shared",
+            "-fPIC",
+            "-x",
+            "c",
+            "-nostdlib",
+            "-fno-builtin",
+            "-Wl,-z,max-page-size=16384",
+            "-o",
+            str(path),
+            "-",
+        ]
+        subprocess.run([compiler, *words, *flags], input=source.encode(), check=True)
+        written(f"gradle/app/src/main/jniLibs/x86_64/{name}", path.read_bytes())(root)
+
+    return apply
+
+
 FAULTS: list[tuple[str, str, Change]] = [
-    ("cpu", "digest", lambda root: (root / "models/draft/weights.bin").unlink()),
-    ("cpu", "digest", linked),
-    ("cpu", "digest", linked_folder),
-    ("cpu", "digest", piped),
-    ("cpu", "digest", flipped),
-    ("cpu", "digest", lambda root: (root / "install.sh").write_text("#!/bin/sh\n", encoding="utf-8")),
-    ("cpu", "graph", written("models/target/base.onnx", b"not a graph")),
-    ("cpu", "graph", written("models/target/weights.bin", lambda data: data[:-4096])),
-    ("cpu", "file-name", written("models/a model.txt", "?")),
+    ("graphs", "digest", lambda root: (root / "models/draft/weights.bin").unlink()),
+    ("graphs", "digest", linked),
+    ("graphs", "digest", linked_folder),
+    ("graphs", "digest", piped),
+    ("graphs", "digest", flipped),
+    ("graphs", "digest", lambda root: (root / "install.sh").write_text("#!/bin/sh\n", encoding="utf-8")),
+    ("graphs", "graph", written("models/target/base.onnx", b"not a graph")),
+    ("graphs", "graph", written("models/target/weights.bin", lambda data: data[:-4096])),
+    ("graphs", "file-name", written("models/a model.txt", "?")),
     (
-        "cpu",
+        "graphs",
         "play-size",
         described(lambda found: found["files"]["models/target/weights.bin"].update(nbytes=1_600_000_000)),
     ),
     (
-        "cpu",
+        "graphs",
         "play-size",
         described(lambda found: [each.update(nbytes=900_000_000) for each in [*found["files"].values()][:5]]),
     ),
-    ("npu", "abi", replaced(GRADLE, "arm64-v8a", "x86_64")),
-    ("npu", "abi", replaced(GRADLE, '+= "arm64-v8a"', '+= listOf("arm64-v8a", "x86_64")')),
-    ("npu", "abi", replaced(GRADLE, "ndk {", "// ndk {")),
-    ("npu", "min-sdk", replaced(GRADLE, "31", "24")),
-    ("npu", "no-compress", replaced(GRADLE, '"bin", ', "")),
-    ("npu", "no-compress", replaced(GRADLE, "noCompress", "noBackup")),
-    ("npu", "no-compress", replaced(GRADLE, "androidResources {", "// androidResources {")),
-    ("npu", "driver", replaced(MANIFEST, "libcdsprpc.so", "libother.so")),
+    ("cpu", "abi", replaced(GRADLE, "arm64-v8a", "x86")),
+    ("cpu", "abi", replaced(GRADLE, 'listOf("arm64-v8a", "x86_64")', '"arm64-v8a"')),
+    ("cpu", "abi", replaced(GRADLE, "ndk {", "// ndk {")),
+    ("cpu", "min-sdk", replaced(GRADLE, "minSdk = 26", "minSdk = 24")),
+    ("cpu", "no-compress", replaced(GRADLE, '"bin", ', "")),
+    ("cpu", "no-compress", replaced(GRADLE, "noCompress", "noBackup")),
+    ("cpu", "no-compress", replaced(GRADLE, "androidResources {", "// androidResources {")),
     ("cpu", "processor", written(LIBRARY, library(machine=62))),
     ("cpu", "processor", written(LIBRARY, library(head=b"\x7fELF\x01\x01"))),
     ("cpu", "processor", written(LIBRARY, library()[:100])),
     ("cpu", "processor", written(LIBRARY, b"")),
     ("cpu", "page-size", written(LIBRARY, library(alignment=4096))),
     ("cpu", "page-size", written(LIBRARY, library(alignment=0))),
+    ("cpu", "exports", built("libedgedecode.so", "int edgedecode_x; int other;")),
+    (
+        "cpu",
+        "bionic",
+        built("liba.so", "int nobody_has_this(void); int edgedecode_x(void) { return nobody_has_this(); }"),
+    ),
+    ("cpu", "bionic", built("liba.so", "int getrandom(void); int edgedecode_x(void) { return getrandom(); }")),
+    ("cpu", "bionic", built("liba.so", 'int puts(const char*); int x(void) { return puts(""); }', "-lc")),
     ("cpu", "vendor-library", written("lib/arm64-v8a/libQnnHtp.so", library())),
     ("cpu", "vendor-library", written("lib/arm64-v8a/libQnnHtp.so.1", library())),
     ("cpu", "license", described(lambda found: found["models"]["target"].update(license="unknown"))),
@@ -177,6 +198,13 @@ def test_a_planted_fault_is_found_by_its_rule(
         assert "\n" not in finding.message + finding.remedy
 
 
+@pytest.mark.parametrize("name", ["libedgedecode.so", "liba.so"])
+def test_a_library_as_the_ndk_makes_it_has_no_finding(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    built(name, "int memcmp(void); int edgedecode_x(void) { return memcmp(); } int Java_edgedecode_y;")(root)
+    assert lint_bundle(root) == []
+
+
 def test_every_rule_has_a_planted_fault() -> None:
     assert {rule.id for rule in RULES} == {rule for _, rule, _ in FAULTS}
     assert len({rule.id for rule in RULES}) == len(RULES)
@@ -198,9 +226,9 @@ def test_native_libraries_without_pyelftools_name_what_installs_it(
 
 
 def test_errors_decide_the_exit_code(made: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("lint", made["cpu"]) == 0
+    assert run("lint", made["graphs"]) == 0
     assert "no errors, no other findings" in capsys.readouterr().out
-    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    root = Path(shutil.copytree(made["graphs"], tmp_path / "bundle"))
     flipped(root)
     assert run("lint", root) == 1
     found = capsys.readouterr().out
@@ -222,7 +250,7 @@ def test_errors_decide_the_exit_code(made: dict[str, Path], tmp_path: Path, caps
 def test_a_description_that_names_what_is_not_there_is_one_finding(
     change: Callable[[dict[str, Any]], object], said: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
-    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    root = Path(shutil.copytree(made["graphs"], tmp_path / "bundle"))
     described(change)(root)
     (finding,) = lint_bundle(root)
     assert said in finding.message
@@ -238,7 +266,7 @@ def test_a_damaged_description_is_one_finding(text: str, tmp_path: Path) -> None
 
 
 def test_a_pipe_in_place_of_the_description_is_refused(made: dict[str, Path], tmp_path: Path, refusal: Refusal) -> None:
-    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    root = Path(shutil.copytree(made["graphs"], tmp_path / "bundle"))
     (root / "bundle.json").unlink()
     os.mkfifo(root / "bundle.json")
     assert "bundle.json is not an ordinary file" in refusal("lint", root)

@@ -4,7 +4,7 @@
 set -eu
 CDPATH="" cd -- "$(dirname -- "$0")"
 DESTINATION=/data/local/tmp/@APP_ID@/@NAME@
-ABI=@ABI@ MIN_SDK=@MIN_SDK@ SOC_MODELS="@SOC_MODELS@"
+ABI="@ABI@" MIN_SDK=@MIN_SDK@ SOC_MODELS="@SOC_MODELS@"
 fail() { echo "install.sh: $1" >&2; exit 1; }
 undo() { adb shell "rm -rf '$DESTINATION.part'"; fail "$1"; }
 
@@ -13,7 +13,9 @@ command -v adb >/dev/null || fail "adb is not installed: it is part of Android's
 adb get-state >/dev/null 2>&1 || fail "no device answers: connect one with USB debugging allowed (adb devices lists them)"
 
 abis=$(adb shell getprop ro.product.cpu.abilist | tr -d '\r')
-case ",$abis," in *",$ABI,"*) ;; *) fail "the device runs $abis, this bundle is for $ABI" ;; esac
+suits=""
+for abi in $ABI; do case ",$abis," in *",$abi,"*) suits=yes ;; esac; done
+[ -n "$suits" ] || fail "the device runs $abis, this bundle is for $ABI"
 sdk=$(adb shell getprop ro.build.version.sdk | tr -d '\r')
 [ "$sdk" -ge "$MIN_SDK" ] || fail "the device has Android API level $sdk, this bundle needs $MIN_SDK"
 soc=$(adb shell getprop ro.soc.model | tr -d '\r')

@@ -7,7 +7,7 @@ plugins {
 // Puts the bundle around this project into the AI pack: `gradle copyBundle`, before the app is built for Play.
 tasks.register<Sync>("copyBundle") {
     from("..") {
-        include("bundle.json", "soc_map.json", "models/**", "npu/**", "licenses/**")
+        include("native/**")
     }
     into("models/src/main/assets/bundle")
 }

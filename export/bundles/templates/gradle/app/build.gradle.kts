@@ -6,6 +6,7 @@ plugins {
 android {
     namespace = "edgedecode.app" // the package of the code; the app's own name is applicationId
     compileSdk = 36
+    ndkVersion = "28.2.13676358"
 
     defaultConfig {
         applicationId = "@APP_ID@"
@@ -13,24 +14,26 @@ android {
         targetSdk = 36
         versionCode = 1
         versionName = "1.0"
-        ndk { abiFilters += "arm64-v8a" }
+        ndk { abiFilters += listOf(@ABIS@) }
+        externalNativeBuild {
+            cmake {
+                targets += "edgedecode"
+                // the library needs no C++ library beside it
+                arguments += listOf("-DANDROID_STL=c++_static", "-DEDGEDECODE_VERSION=@VERSION@")
+            }
+        }
     }
+
+    // libedgedecode.so, compiled here from its sources; ONNX Runtime's library comes with its package.
+    externalNativeBuild { cmake { path = file("src/main/cpp/native/CMakeLists.txt") } }
 
     // Files that are compressed inside an APK cannot be mapped, and weights do not get smaller anyway.
     androidResources { noCompress += listOf("onnx", "data", "bin", "gguf") }
-
-    packaging {
-        jniLibs.useLegacyPackaging = true // Qualcomm's NPU driver opens its part as a file in nativeLibraryDir
-        resources.excludes += "native/lib/**" // DJL's libraries for desktops
-    }
 
     compileOptions {
         sourceCompatibility = JavaVersion.VERSION_17
         targetCompatibility = JavaVersion.VERSION_17
     }
-
-    // DecodeTest replays the bundle's selftest/rounds.json.
-    sourceSets["test"].resources.srcDir("../../selftest")
 
     assetPacks += listOf(":models")
 }
@@ -39,5 +42,4 @@ kotlin { compilerOptions { jvmTarget = org.jetbrains.kotlin.gradle.dsl.JvmTarget
 
 dependencies {
 @RUNTIME@
-    testImplementation("junit:junit:4.13.2")
 }

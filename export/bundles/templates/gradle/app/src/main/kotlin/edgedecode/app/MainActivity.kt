@@ -1,14 +1,17 @@
 package edgedecode.app
 
 import android.app.Activity
-import android.os.Bundle as SavedState
+import android.os.Bundle
 import android.util.Log
 import android.widget.Button
 import android.widget.EditText
 import android.widget.LinearLayout
 import android.widget.ScrollView
 import android.widget.TextView
+import edgedecode.Edgedecode
 import java.io.File
+import java.io.FileNotFoundException
+import java.util.concurrent.CancellationException
 import java.util.concurrent.Executors
 
 /** A question, its answer as it is written, and a button to stop. Models run on a thread of their own. */
@@ -21,19 +24,17 @@ class MainActivity : Activity() {
     /** An answer is being written; only the main thread uses it. */
     private var running = false
 
+    /** Opened by the first question. */
     @Volatile
-    private var stop = false
+    private var pack: Edgedecode? = null
 
-    /** Opened by the first question; only the worker uses it. */
-    private var session: Session? = null
+    @Volatile
+    private var session: Edgedecode.Session? = null
 
-    /** What stays open between questions. */
-    private class Session(val bundle: Bundle, val tokenizer: Tokenizer, val models: Models)
-
-    override fun onCreate(saved: SavedState?) {
+    override fun onCreate(saved: Bundle?) {
         super.onCreate(saved)
         question = EditText(this).apply { hint = getString(R.string.question) }
-        button = Button(this).apply { setOnClickListener { if (running) stop = true else start() } }
+        button = Button(this).apply { setOnClickListener { if (running) session?.cancel() else start() } }
         shown = TextView(this).apply { setTextIsSelectable(true) }
         val column = LinearLayout(this).apply {
             orientation = LinearLayout.VERTICAL
@@ -46,9 +47,14 @@ class MainActivity : Activity() {
         label()
     }
 
+    override fun onTrimMemory(level: Int) {
+        super.onTrimMemory(level)
+        worker.execute { pack?.onTrimMemory(level) } // after a running answer, which needs its memory
+    }
+
     override fun onDestroy() {
-        stop = true
-        worker.execute { session?.apply { models.close(); tokenizer.close() } }
+        session?.close()
+        worker.execute { pack?.close() }
         worker.shutdown()
         super.onDestroy()
     }
@@ -57,14 +63,15 @@ class MainActivity : Activity() {
         val text = question.text.toString().trim()
         if (text.isEmpty()) return
         running = true
-        stop = false
         label()
         show(getString(R.string.opening))
         worker.execute {
             try {
-                answer(session ?: opened().also { session = it }, text)
+                answer(session ?: opened(), text)
+            } catch (stopped: CancellationException) {
+                Log.i(TAG, "stopped")
             } catch (error: Throwable) { // a native library that is missing and full memory are no Exceptions
-                Log.e("edgedecode", "no answer", error)
+                Log.e(TAG, "no answer", error)
                 show(error.message ?: error.toString())
             }
             runOnUiThread {
@@ -74,40 +81,55 @@ class MainActivity : Activity() {
         }
     }
 
-    private fun opened(): Session {
-        val folder = BundleFolder(this)
-        val root = folder.root()
-        val bundle = Bundle.parse(File(root, Bundle.NAME).readText())
-        val models = Models.open(root, bundle, folder.chip(root), applicationInfo.nativeLibraryDir)
-        return Session(bundle, DjlTokenizer(File(root, bundle.tokenizer)), models)
+    private fun opened(): Edgedecode.Session {
+        val folder = folder()
+        // the plan for the bundle's device; what was learnt about this one is kept between starts
+        val given = arrayOf<Pair<String, Any?>>(@OPTIONS@, "experience" to File(filesDir, "experience.json").path)
+        val opened = pack ?: Edgedecode(folder.path, Edgedecode.json(*given)).also { pack = it }
+        return opened.session().also { session = it }
     }
 
-    private fun answer(session: Session, text: String) = with(session) {
-        // The chat template, rendered by edgedecode for one question, which goes in place of {user}.
-        val frame = assets.open("prompt.txt").bufferedReader().use { it.readText() }
-        val prompt = tokenizer.encode(frame.replace("{user}", text))
-        if (prompt.size >= models.target.context) throw BundleException(getString(R.string.too_long))
-        models.target.crop(0)
-        models.draft?.crop(0)
-        val tokens = mutableListOf<Int>()
-        val started = System.nanoTime()
-        val answer = decode(
-            models.target, models.draft, prompt, bundle.maxTokens, bundle.ends,
-            draftLength = bundle.plan.draftLength,
-            leastChance = bundle.plan.leastChance,
-            choose = bundle.sampler(seed = started),
-            onRound = { round ->
-                tokens += round.chosen
-                show(tokenizer.decode(tokens))
-                !stop
-            },
-        )
-        val seconds = (System.nanoTime() - started) / 1e9
-        val counts = "${answer.tokens.size} tokens in ${answer.rounds.size} rounds"
-        Log.i("edgedecode", "$counts, $seconds s on ${models.provider}")
+    private fun answer(session: Edgedecode.Session, text: String) {
+        val answer = StringBuilder()
+        session.generate(Edgedecode.json("message" to text)) {
+            show(answer.append(it).toString())
+            true
+        }
+        Log.i(TAG, session.stats())
+    }
+
+    /** The folder that install.sh pushed, else the AI pack's files, copied out once: the library maps files. */
+    private fun folder(): File {
+        val pushed = File("/data/local/tmp/$packageName/${getString(R.string.bundle)}/native")
+        if (File(pushed, LISTING).canRead()) return pushed
+        val listing = try {
+            assets.open("bundle/native/$LISTING").use { it.readBytes() }
+        } catch (error: FileNotFoundException) {
+            throw IllegalStateException("no models: run install.sh, or build with the AI pack (README.md)", error)
+        }
+        val root = File(filesDir, "native")
+        val copied = File(root, LISTING)
+        if (copied.isFile && copied.readBytes().contentEquals(listing)) return root
+        root.deleteRecursively() // an older version, or a copy that was cut off
+        copy("bundle/native", root)
+        copied.writeBytes(listing) // last: it says that all is there
+        return root
+    }
+
+    private fun copy(name: String, place: File) {
+        val inside = assets.list(name).orEmpty()
+        for (each in inside) if (each != LISTING) copy("$name/$each", File(place, each))
+        if (inside.isNotEmpty()) return
+        place.parentFile?.mkdirs()
+        assets.open(name).use { input -> place.outputStream().use { input.copyTo(it) } }
     }
 
     private fun show(text: String) = runOnUiThread { shown.text = text }
 
     private fun label() = button.setText(if (running) R.string.stop else R.string.ask)
+
+    private companion object {
+        const val TAG = "edgedecode"
+        const val LISTING = "native.json"
+    }
 }
