@@ -1,8 +1,11 @@
 """Conversations in the native library against Python's sessions on the bundled pack: the same ids, texts and counts."""
 
 import json
+import os
+import signal
 import subprocess
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -199,6 +202,27 @@ def test_sessions_in_threads_and_closed_packs(native_build: Path, folder: Path) 
         session.close()
 
 
+def test_a_fork_is_refused_and_closes_nothing(pack: NativePack) -> None:
+    """The fork happens while another thread is in a pass and holds the library's locks."""
+    session, library = pack.session(seed=1, ignore_eos=True), pack.library
+    began = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(session.generate, lambda text: began.set(), message=PROMPTS[0], max_tokens=200)
+        assert began.wait(30)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # a lock that nobody gives back
+            refused = session.generate(message="a") == FAILED and "forked" in library.error and pack.trim(2) == FAILED
+            session.close()
+            pack.close()
+            os._exit(0 if refused else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert running.result() == 200
+    session.close()
+
+
 def test_closed_from_its_own_callback(pack: NativePack) -> None:
     session = pack.session(ignore_eos=True)
     closed: list[bool] = []
@@ -260,6 +284,11 @@ def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
         library.open(folder, engine=str(ENGINE), memory=1000)
     with pytest.raises(NativeError, match="unknown option window"):
         library.plan(folder, window=3)
+    for experience in (folder, folder / "native.json", folder / "target" / "tiles.bin"):  # it would be replaced
+        with pytest.raises(NativeError, match="holds something else: give the path of a file of its own"):
+            library.open(folder, engine=str(ENGINE), experience=str(experience))
+    with pytest.raises(NativeError, match=r"^x{400} \.\.\. .{200}$"):
+        library.plan(Path("x" * 100_000))
     with pytest.raises(NativeError, match="is no packaged folder"):
         library.plan(folder / "nowhere")
     plan = library.plan(folder, context=512)

@@ -27,11 +27,10 @@ struct Arguments {
   Json open = Json::Object{}, session = Json::Object{}, request = Json::Object{};
 };
 
-// A number, true, false, or else a text.
+// JSON, or else a text.
 Json value_of(const std::string& text) {
   try {
-    const Json found = Json::parse(text, "value");
-    if (found.is(Json::Kind::kNumber) || found.is(Json::Kind::kBool)) return found;
+    return Json::parse(text, "value");
   } catch (const edgedecode::Error&) {
   }
   return Json(text);

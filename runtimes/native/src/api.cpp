@@ -27,9 +27,23 @@ std::string& last_error() {
   return sentence;
 }
 
+constexpr size_t kShownStart = 400, kShownEnd = 200;  // of a sentence that repeats a long text
+
+// A sentence in one line, without the middle of a long one.
+std::string shown(std::string sentence) {
+  for (char& each : sentence)
+    if (static_cast<unsigned char>(each) < 0x20) each = ' ';
+  const auto continues = [&](size_t place) { return (sentence[place] & 0xc0) == 0x80; };
+  if (sentence.size() <= kShownStart + kShownEnd) return sentence;
+  size_t start = kShownStart, end = sentence.size() - kShownEnd;
+  while (start > 0 && continues(start)) --start;
+  while (end < sentence.size() && continues(end)) ++end;
+  return sentence.substr(0, start) + " ... " + sentence.substr(end);
+}
+
 int failed(int code, const char* sentence) noexcept {
   try {
-    last_error() = sentence;
+    last_error() = shown(sentence);
   } catch (...) {
     last_error().clear();
   }
@@ -98,7 +112,7 @@ edgedecode_pack* edgedecode_open(const char* folder, const char* options) {
 }
 
 void edgedecode_close(edgedecode_pack* pack) {
-  if (!pack) return;
+  if (!pack || pack->pack->forked()) return;  // the memory of a fork's copy goes with the process
   guarded([&] {
     pack->pack->close();
     return 0;
@@ -120,7 +134,7 @@ edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* o
 }
 
 void edgedecode_session_close(edgedecode_session* session) {
-  if (!session) return;
+  if (!session || session->session->forked()) return;
   guarded([&] {
     session->session->close();
     return 0;

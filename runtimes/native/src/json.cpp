@@ -16,6 +16,7 @@ namespace edgedecode {
 namespace {
 
 constexpr int kMostDepth = 64;
+constexpr size_t kMostValues = 1 << 20;  // each takes about 100 bytes
 
 // Numbers are read and written with a point, whatever the app has told the C library.
 double to_double(const char* text) {
@@ -56,6 +57,7 @@ class Parser {
 
   Json value(int depth) {
     if (depth > kMostDepth) fail("more than " + std::to_string(kMostDepth) + " levels");
+    if (++values_ > kMostValues) fail("more than " + std::to_string(kMostValues) + " values");
     if (next('{')) return object(depth);
     if (take('[')) return array(depth);
     if (take('"')) return string();
@@ -158,7 +160,7 @@ class Parser {
 
   const std::string& text_;
   const std::string& subject_;
-  size_t at_ = 0;
+  size_t at_ = 0, values_ = 0;
 };
 
 void write_string(const std::string& value, std::string& out) {

@@ -65,10 +65,21 @@ std::shared_ptr<Pack> Pack::open(const std::string& folder, const std::string& o
   return std::shared_ptr<Pack>(new Pack(folder, OpenOptions::read(options_of(options, "options"))));
 }
 
-Pack::Pack(const std::string& folder, const OpenOptions& options) : process_(getpid()) {
+bool Process::forked() const { return getpid() != own_; }
+
+void Process::check() const {
+  if (forked())
+    throw capability_error("this process was forked from the one that opened the pack: open the pack in it");
+}
+
+Pack::Pack(const std::string& folder, const OpenOptions& options) {
   PackManifest read = PackManifest::read(folder);
   if (options.verify) read.verify();
   tokenizer_ = Tokenizer::open(read.tokenizer);  // first: the plan counts what the process holds
+  const PackedModel& target = *read.find("target");
+  if (target.vocabulary_size != std::min(target.rows, tokenizer_->size()))
+    throw manifest_error(read.tokenizer + " has " + std::to_string(tokenizer_->size()) + " ids, and the target " +
+                         std::to_string(target.vocabulary_size) + ": package the pack again");
   const SessionNeeds needs = session_needs(read);
   models_ = open_models(std::move(read), options, needs);
   const PackManifest& manifest = models_->pack;
@@ -104,8 +115,13 @@ Json Pack::plan(const std::string& folder, const std::string& options) {
                       {"holders", holders_json(plan.holders)}};
 }
 
-Json Pack::info() {
+void Pack::check() const {
+  process_.check();
   if (closed_) throw capability_error("the pack is closed");
+}
+
+Json Pack::info() {
+  check();
   Json::Array models = {"target"}, drafters = {"suffix"};
   if (models_->draft) {
     models.push_back("draft");
@@ -124,7 +140,7 @@ Json Pack::info() {
 }
 
 std::shared_ptr<Conversation> Pack::session(const std::string& options) {
-  if (closed_) throw capability_error("the pack is closed");
+  check();
   auto made = std::make_shared<Conversation>(shared_from_this(), options);
   const std::lock_guard<std::mutex> held(list_);
   sessions_.erase(std::remove_if(sessions_.begin(), sessions_.end(), [](const auto& each) { return each.expired(); }),
@@ -143,6 +159,7 @@ std::vector<std::shared_ptr<Conversation>> Pack::sessions() {
 
 // Running answers go on without drafts; contexts of idle conversations are read again when they are needed.
 int64_t Pack::trim_memory(int level) {
+  process_.check();
   if (closed_ || level <= 0) return 0;
   const auto open = sessions();
   const std::lock_guard<FairLock> turn(turn_);
@@ -163,10 +180,12 @@ void Pack::close() {
   if (!experience_file_.empty()) write_experience();
 }
 
-// A file that is missing or damaged is what a first start has: nothing is known.
+// A file that is missing or damaged is what a first start has: nothing is known. Another file is not replaced.
 void Pack::read_experience(const std::string& file) {
-  experience_file_ = file;
   const auto text = file_text(file);
+  const bool own = text ? text->empty() || text->compare(0, 9, "{\"tables\"") == 0 : access(file.c_str(), F_OK) != 0;
+  if (!own) throw input_error("experience: " + file + " holds something else: give the path of a file of its own");
+  experience_file_ = file;
   try {
     if (text) experience_ = Experience::from_json(Json::parse(*text, file)), experience_.doubt();
   } catch (const Error&) {
@@ -212,8 +231,6 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
 
 Pack& Conversation::pack() const {
   if (!pack_ || pack_->closed_) throw capability_error("the session is closed");
-  if (getpid() != pack_->process_)
-    throw capability_error("this process was forked from the one that opened the pack: open the pack in it");
   return *pack_;
 }
 
@@ -531,6 +548,7 @@ void Conversation::drop_drafts() {
 }
 
 void Conversation::check_idle() const {
+  process_.check();
   if (running_ == std::this_thread::get_id())
     throw input_error("an answer of this session is running: its callback can only cancel or close it");
 }

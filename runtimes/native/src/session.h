@@ -1,6 +1,8 @@
 // A pack and its conversations: what an app opens, asks and closes.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -35,6 +37,16 @@ class FairLock {
   uint64_t next_ = 0, serving_ = 0;
 };
 
+// The process that made this. A fork of it has none of the engine's threads, and what they locked stays locked.
+class Process {
+ public:
+  bool forked() const;
+  void check() const;  // throws capability_error in a fork
+
+ private:
+  const int64_t own_ = getpid();
+};
+
 class Conversation;
 
 class Pack : public std::enable_shared_from_this<Pack> {
@@ -46,11 +58,13 @@ class Pack : public std::enable_shared_from_this<Pack> {
   std::shared_ptr<Conversation> session(const std::string& options);
   int64_t trim_memory(int level);
   void close();
+  bool forked() const { return process_.forked(); }
 
  private:
   friend class Conversation;
   Pack(const std::string& folder, const OpenOptions& options);
   void read_defaults(const Json& generation);
+  void check() const;  // throws capability_error
   std::vector<std::shared_ptr<Conversation>> sessions();
   void read_experience(const std::string& file);
   void write_experience();
@@ -67,7 +81,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   std::mutex list_;  // of the sessions
   std::vector<std::weak_ptr<Conversation>> sessions_;
   std::atomic<bool> closed_{false};
-  int64_t process_ = 0;  // a fork has none of the engine's threads
+  const Process process_;
 };
 
 class Conversation {
@@ -82,6 +96,7 @@ class Conversation {
   void constrain(const edgedecode_constraint* constraint);
   // Releases models and memory, at once or at the end of an answer that this thread is in.
   void close();
+  bool forked() const { return process_.forked(); }
 
  private:
   friend class Pack;
@@ -108,6 +123,7 @@ class Conversation {
   void drop_drafts();
   void check_idle() const;
 
+  const Process process_;
   std::shared_ptr<Pack> pack_;  // null: closed
   std::mutex mutex_;            // held by the call that runs
   std::atomic<std::thread::id> running_{};

@@ -139,6 +139,7 @@ inline Tensor input(const Context* context, size_t index) {
   if (value == nullptr) return tensor;
   Info* info = nullptr;
   drop(call(kGetTensorTypeAndShape, value, &info));
+  if (info == nullptr) return tensor;  // an input of the graph that nobody bound
   drop(call(kGetDimensionsCount, info, &tensor.dimensions));
   tensor.readable = tensor.dimensions <= kMostDimensions;
   if (tensor.readable) drop(call(kGetDimensions, info, tensor.shape, tensor.dimensions));

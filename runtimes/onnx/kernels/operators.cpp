@@ -245,7 +245,7 @@ struct RowsProduct {
     split(rounded, rows * inner < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       table->round_rows(job.floats, inner, first, last, job.x);
     });
-    Scratch<Narrow> narrow(delta.floats() + up_delta.floats());
+    Scratch<Narrow> narrow(1 + delta.floats() + up_delta.floats());  // never null: `->value` is an address
     job.delta = delta.compute(table, &narrow.data()->value, threads);
     job.up_delta = up_delta.compute(table, &narrow.data()->value + delta.floats(), threads);
     // Parts of equal size, several a thread, so that one that is held up leaves the rest to the other.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 
 #include "../errors.h"
 #include "kernels.h"
@@ -28,6 +29,7 @@ namespace {
 enum Place : int {
   kGetErrorMessage = 2, kCreateEnv = 3, kCreateSession = 7, kCreateSessionOptions = 10, kSetSessionExecutionMode = 13,
   kDisableMemPattern = 17, kSetSessionLogSeverityLevel = 22, kSetIntraOpNumThreads = 24, kSetInterOpNumThreads = 25,
+  kSessionGetInputCount = 30,
   kCreateTensorWithDataAsOrtValue = 49, kCreateMemoryInfo = 68, kCreateCpuMemoryInfo = 69, kReleaseMemoryInfo = 94,
   kReleaseSession = 95, kReleaseValue = 96, kReleaseSessionOptions = 100, kAddSessionConfigEntry = 130,
   kRunWithBinding = 133, kCreateIoBinding = 134, kReleaseIoBinding = 135, kBindInput = 136, kBindOutput = 137,
@@ -64,6 +66,7 @@ void check(ort::Status* status, const std::string& what) {
   if (found.empty()) return;
   if (found.find("smaller than requested") != std::string::npos)
     throw budget_exceeded(what + " needs more memory than was planned for it: package the pack again");
+  if (found.find("bad_alloc") != std::string::npos) throw std::bad_alloc();
   throw capability_error(what + ": ONNX Runtime: " + first_line(found));
 }
 
@@ -141,6 +144,7 @@ Binding::Binding(ort::Session* session) { check(ort::call(kCreateIoBinding, sess
 Binding::~Binding() { ort::call<void>(kReleaseIoBinding, binding_); }
 void Binding::input(const char* name, const Value& value) {
   check(ort::call(kBindInput, binding_, name, static_cast<const ort::Value*>(value.get())), name);
+  inputs_.insert(name);
 }
 void Binding::output(const char* name, const Value& value) {
   check(ort::call(kBindOutput, binding_, name, static_cast<const ort::Value*>(value.get())), name);
@@ -178,6 +182,7 @@ std::unique_ptr<Session> Session::open(const std::string& graph, int threads, in
                                   static_cast<const ort::Options*>(options), &session->session_);
   edgedecode_limit_nodes(1024);
   check(status, graph + " cannot be opened");
+  check(ort::call(kSessionGetInputCount, static_cast<const ort::Session*>(session->session_), &session->inputs_), graph);
   return session;
 }
 
@@ -188,6 +193,9 @@ Session::~Session() {
 std::unique_ptr<Binding> Session::bind() const { return std::unique_ptr<Binding>(new Binding(session_)); }
 
 void Session::run(const Binding& binding, const std::string& what) const {
+  if (binding.inputs_.size() != inputs_)
+    throw manifest_error(what + ": its graph has " + std::to_string(inputs_) + " inputs, and native.json names " +
+                         std::to_string(binding.inputs_.size()) + ": package the pack again");
   check(ort::call(kRunWithBinding, session_, static_cast<const ort::RunOptions*>(nullptr),
                   static_cast<const ort::Binding*>(binding.binding_)),
         what);

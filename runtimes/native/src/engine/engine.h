@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -46,6 +47,7 @@ class Binding {
   friend class Session;
   Binding(ort::Session* session);
   ort::Binding* binding_ = nullptr;
+  std::set<std::string> inputs_;
 };
 
 // Opens the engine, which stays; library: its path or name. Throws capability_error.
@@ -65,6 +67,7 @@ class Session {
  private:
   Session() = default;
   ort::Session* session_ = nullptr;
+  size_t inputs_ = 0;  // of the graph: the engine does not notice that one is not bound
 };
 
 bool engine_is_loaded();

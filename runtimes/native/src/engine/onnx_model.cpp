@@ -21,7 +21,7 @@ constexpr const char *kFeatures = "features", *kHidden = "hidden", *kLastHidden 
 
 Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
   Ids found(static_cast<size_t>(rows));
-  const std::string data = file_text(path).value_or("");
+  const std::string data = file_text(path, 4 * int64_t{rows}).value_or("");
   bool valid = data.size() == found.size() * sizeof(int32_t);
   if (valid) memcpy(found.data(), data.data(), data.size());
   for (size_t i = 0; valid && i < found.size(); i++)

@@ -11,7 +11,9 @@
 namespace edgedecode {
 namespace {
 
-constexpr int64_t kMostNbytes = 16 << 20;
+constexpr int64_t kMostNbytes = 4 << 20;  // that of a model with adapters has 48 kB
+constexpr int64_t kMostPosition = 1 << 30, kMostFeatures = 1 << 24;  // so that no sum of the plan overflows
+constexpr int kMostRows = 256;            // of a pass: ROWS_PER_PASS of onnx_footprint.py
 constexpr int kVersion = 1;
 constexpr const char* kFormat = "edgedecode-native";
 constexpr const char* kAgain = "; package the pack again";
@@ -111,7 +113,7 @@ class Reader {
     model.vocabulary_size = fields.count("vocabulary_size", 1);
     model.context = fields.count("context", 1);
     model.hidden = fields.count("hidden", 1);
-    model.rows_per_pass = fields.count("rows_per_pass", 2);
+    model.rows_per_pass = static_cast<int>(fields.number("rows_per_pass", 2, kMostRows));
     model.logits_copies = fields.count("logits_copies");
     model.tree = fields.flag("tree");
     model.head = fields.flag("head");
@@ -128,13 +130,19 @@ class Reader {
       const Fields cache(each, fields.name("caches"));
       const std::string label = cache.text("name");
       const bool keys = label.size() > 4 && label.compare(label.size() - 4, 4, ".key") == 0;
-      model.caches.push_back({label, cache.count("heads", 1), cache.count("size", 16), keys});
+      model.caches.push_back({label, cache.number("heads", 1, 1 << 16), cache.number("size", 16, 1 << 16), keys});
     }
     for (const Json& each : fields.list("recurrent")) {
       const Fields shape(each, fields.name("recurrent"));
       model.recurrent.push_back({shape.text("name"), shape.count("values", 1), shape.count("width", 1)});
     }
     for (const Json& each : fields.list("features")) model.features.push_back(each.string(fields.name("features")));
+    const int64_t features = static_cast<int64_t>(model.features.size()) * model.hidden;
+    if (model.position_nbytes() > kMostPosition || features > kMostFeatures)
+      throw input_error(fields.name("caches") + " or features are larger than any model's");
+    if (model.token_ids_file.empty() ? model.rows < model.vocabulary_size : model.rows > model.vocabulary_size)
+      throw input_error(fields.name("rows") + " is " + std::to_string(model.rows) + " for a vocabulary of " +
+                        std::to_string(model.vocabulary_size) + " ids");
     found_.models[name] = std::move(model);
   }
 
@@ -163,7 +171,7 @@ PackManifest PackManifest::read(const std::string& folder) {
     throw manifest_error(
         folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
   if (nbytes > kMostNbytes) throw manifest_error(path + " is too large to be a folder's description" + kAgain);
-  const auto text = file_text(path);
+  const auto text = file_text(path, kMostNbytes);
   if (!text) throw manifest_error(path + " cannot be read: copy the folder again");
   try {
     found.json = Json::parse(*text, path);

@@ -21,7 +21,7 @@ class Mapped {
   int64_t nbytes_ = 0;
 };
 
-// All of a small file; none: it cannot be read.
-std::optional<std::string> file_text(const std::string& path);
+// All of a file; none: it cannot be read, is none, or has more bytes than `most`.
+std::optional<std::string> file_text(const std::string& path, int64_t most = 4 << 20);
 
 }  // namespace edgedecode

@@ -60,6 +60,7 @@ OpenOptions OpenOptions::read(const Json& given) {
     else if (name == "verify") options.verify = value.boolean(name);
     else throw unknown_name("option", name, "engine, memory, context, threads, drafts, verify or experience");
   }
+  if (options.engine.empty()) throw input_error("engine is empty: give the path of libonnxruntime.so");
   return options;
 }
 
