@@ -8,7 +8,7 @@ from edgedecode.pack.manifest import Manifest
 from .adapter_change import pack_projections
 from .adapter_parts import MAKING
 from .gguf_adapter import read_gguf_matrices
-from .peft_folder import read_peft_adapter
+from .peft_folder import PeftAdapter, read_peft_adapter
 
 _TENSOR_NBYTES = 4096
 """An engine's overhead per tensor."""
@@ -22,14 +22,9 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
     Of matrices in float32, laid out in whichever way takes more, while the last one is made. Raises as
     `PackAdapters.use`.
     """
-    located, listed = manifest.located_adapter(name), manifest.adapters[name]
-    path, model = root / located.file, manifest.models[listed.role]
+    listed, path = manifest.adapters[name], root / manifest.located_adapter(name).file
     try:
-        found = (
-            read_peft_adapter(root / listed.config, path)
-            if listed.config
-            else read_gguf_matrices(path, model, name=listed.role)
-        )
+        found = read_adapter(manifest, root, name)
         projections = pack_projections(manifest, root, role=listed.role)
         parts = projections.sort(found.matrices())
     except CapabilityError:
@@ -39,3 +34,11 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
     plain = [projections.most_nbytes(each) for each in parts]
     scaled = [projections.most_nbytes(each, scaled=True) for each in parts]
     return sum(plain) + MAKING * max(scaled, default=0) + _TENSOR_NBYTES * found.tensors, sum(scaled) - sum(plain)
+
+
+def read_adapter(manifest: Manifest, root: Path, name: str) -> PeftAdapter:
+    """Read an adapter of the pack, whose `matrices` are read when they are needed. Raises as `PackAdapters.use`."""
+    listed, path = manifest.adapters[name], root / manifest.located_adapter(name).file
+    if listed.config:
+        return read_peft_adapter(root / listed.config, path)
+    return read_gguf_matrices(path, manifest.models[listed.role], name=listed.role)

@@ -1,11 +1,11 @@
 """The interface of an engine: the `Runtime` protocol, its requests, devices and memory footprint."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.decoding.model import LanguageModel, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Holder
 from edgedecode.pack.manifest import ModelEntry
@@ -152,9 +152,12 @@ class PlanningRuntime(Protocol):
 class NativeRuntime(Protocol):
     """An engine whose models the native library runs too."""
 
-    def native_model(self, request: ModelRequest, folder: Path) -> "NativeModel":
+    def native_model(
+        self, request: ModelRequest, folder: Path, adapters: Mapping[str, Sequence[LowRank]] | None = None
+    ) -> "NativeModel":
         """Write a model's files to `folder`/`request.name`, and return its facts.
 
+        adapters: matrices by name, for which `request.needs` has `ADAPTERS`.
         Raises CapabilityError for a model that the native library cannot run, with the reason.
         """
         ...

@@ -40,6 +40,27 @@ class NativeMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeInput:
+    """One matrix of an adapter: the graph's input, where its bytes are in the file, and its shape.
+
+    The rank is at index 1 of an input that ends in `.a`, and at 0 of one in `.b`. Three sizes: bytes, else float32.
+    """
+
+    name: str
+    offset: int
+    shape: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAdapter:
+    """An adapter's file, and all inputs of the graph that take an adapter. invocation: the tokens that activate it."""
+
+    file: str
+    inputs: Sequence[NativeInput]
+    invocation: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NativeModel:
     """Files are named relative to the folder; tiles by the graph's input that is bound to them.
 
@@ -67,4 +88,5 @@ class NativeModel:
     recurrent: Sequence[NativeRecurrent] = ()
     token_ids: str = ""
     features: Sequence[str] = ()
+    adapters: Mapping[str, NativeAdapter] = field(default_factory=dict)
     table: object = field(default=None, compare=False, repr=False)

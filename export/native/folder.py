@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import edgedecode
-from edgedecode.engines.interface import ModelRequest, NativeRuntime
+from edgedecode.adapters.adapter_memory import read_adapter
+from edgedecode.engines.interface import ADAPTERS, ModelRequest, NativeRuntime
 from edgedecode.engines.native_model import NativeModel
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.entries import HEAD, FileEntry, Generation
+from edgedecode.pack.entries import DRAFT, HEAD, FileEntry, Generation
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Manifest
@@ -78,8 +79,6 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
         engine = find_runtime(_ENGINE)
         assert isinstance(engine, NativeRuntime)
         tokenizer = pack_tokenizer(manifest, pack, Budget())
-        if manifest.adapters:
-            notice(f"the adapters {', '.join(manifest.adapters)} stay behind: the native library takes none yet")
         check_place(out, nbytes=2 * sum(manifest.weights_nbytes(role) for role in manifest.models) + _MORE_NBYTES)
         with new_folder(out) as root:
             turns = write_text(tokenizer, root, name=f"{manifest.name}: the pack")
@@ -106,23 +105,48 @@ def _write_models(
     engine: NativeRuntime, manifest: Manifest, pack: Path, root: Path, *, stages: Stages, size: int, kv_type: str
 ) -> dict[str, NativeModel]:
     """Write target and draft; of the pack's draft models the one that answers would use by default."""
-    draft = next(map(role_of, preferred_drafters(manifest, runtime=_ENGINE, kv_type=kv_type, heads=True)), "")
+    loading = (ADAPTERS,) if manifest.adapters else ()
+    wanted = preferred_drafters(manifest, runtime=_ENGINE, kv_type=kv_type, loading=loading, heads=True)
+    draft = next(map(role_of, wanted), "")
     request = ModelRequest(manifest.located("target"), pack, "target", size, Budget(), needs=(f"kv:{kv_type}",))
     if draft == HEAD:
         request = replace(request, taps=manifest.located(HEAD).taps)
     with stages.stage("target"):
-        models = {"target": engine.native_model(request, root)}
+        models = {"target": _written(engine, request, root, manifest)}
     if draft:
         name = HEAD if draft == HEAD else "draft"
         other = ModelRequest(manifest.located(draft), pack, name, size, Budget(), beside=models["target"])
+        own = manifest if draft == DRAFT else None
         with stages.stage(name):
             try:
-                models[name] = engine.native_model(replace(other, needs=request.needs), root)
+                models[name] = _written(engine, replace(other, needs=request.needs), root, own)
             except CapabilityError:
                 if kv_type == "float32":
                     raise
-                models[name] = engine.native_model(other, root)
+                models[name] = _written(engine, other, root, own)
     return models
+
+
+def _written(engine: NativeRuntime, request: ModelRequest, root: Path, manifest: Manifest | None) -> NativeModel:
+    """Write a model with the pack's adapters for it; they stay behind where no graph of it takes them."""
+    entries = {
+        name: each for name, each in (manifest.adapters if manifest else {}).items() if each.role == request.name
+    }
+    if manifest is None or not entries:
+        return engine.native_model(request, root)
+    try:
+        model = engine.native_model(
+            replace(request, needs=(*request.needs, ADAPTERS)),
+            root,
+            {name: read_adapter(manifest, request.root, name).matrices() for name in entries},
+        )
+    except CapabilityError as error:
+        if (root / request.name).exists():
+            raise
+        notice(f"the adapters {', '.join(entries)} stay behind: {error}")
+        return engine.native_model(request, root)
+    found = {name: replace(each, invocation=entries[name].invocation) for name, each in model.adapters.items()}
+    return replace(model, adapters=found)
 
 
 def _listed(root: Path) -> dict[str, FileEntry]:

@@ -3,7 +3,7 @@
 The engine's own adapter support is ignored by passes that run on a binding, so the matrices are bound as inputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakValueDictionary, finalize
 
@@ -100,6 +100,65 @@ class _Adapter:
         return _Matrices(pair.first, _scaled(pair.second, scale), value=self._value)
 
 
+class AdapterLayout:
+    """The products of a graph that take an adapter, and their matrices as the graph's inputs take them.
+
+    shapes: of the graph's optional inputs, or of all of them. as_bytes: those of our own operator, which are float16
+    where that is exact, float32 otherwise. fixed: as in `Adapters`.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        as_bytes: Collection[str],
+        *,
+        entry: ModelEntry,
+        card: ModelCard,
+        fixed: bool = False,
+    ) -> None:
+        self._entry, self._card, self._fixed, self._as_bytes = entry, card, fixed, as_bytes
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith(ADAPTER_INPUT)}
+        self._ranks = {name.removesuffix(".a"): shape[1] for name, shape in shapes.items() if name.endswith(".a")}
+        self.products = list(graph_projections(shapes)) if card.lora_rank else []
+        self.projections = Projections(
+            self.products,
+            name=card.name,
+            rank=card.lora_rank,
+            modules=card.lora_modules,
+            kv_width=entry.kv_heads * entry.head_size,
+            hint="the adapter is for another model",
+            larger="use --runtime llama" if is_gguf(entry) else LARGER,
+        )
+
+    def pair_nbytes(self, product: Projection) -> int:
+        """Return the bytes of a product's matrices of the fixed rank; 0 without one."""
+        rank = self._ranks[adapter_input(product)] if self._fixed else 0
+        return FLOAT_NBYTES * rank * (product.inputs + product.outputs)
+
+    def made(self, parts: Parts) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+        """Return the two matrices as the graph's product takes them."""
+        if f"{adapter_input(parts.projection)}.a" not in self._as_bytes:
+            joined = self.projections.join(parts)
+            if self._fixed:
+                joined = _filled(joined, self._ranks[adapter_input(parts.projection)], name=self._card.name)
+            return _transposed(joined.down), _transposed(self._ordered(joined))
+        stacked = self.projections.stack(parts)
+        return _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(self._ordered(stacked)))
+
+    def _ordered(self, change: LowRank) -> FloatArray:
+        """Return the second matrix with its rows in the order of the graph's product."""
+        entry = self._entry
+        if not is_gguf(entry):
+            return change.up
+        from edgedecode.adapters.gguf_adapter import file_order
+        from edgedecode.gguf.gguf_names import gguf_name
+
+        architecture = gguf_name(entry.architecture)
+        assert architecture is not None  # of a graph
+        kv_width = entry.kv_heads * entry.head_size
+        return file_order(change.up, change.module, architecture, head_size=entry.head_size, kv_width=kv_width)
+
+
 class Adapters:
     """What `AdapterModel` says, for one graph; binds an adapter's matrices to the passes of a state.
 
@@ -118,46 +177,34 @@ class Adapters:
         fixed: bool = False,
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
-        self._entry, self._card, self._budget, self._fixed = entry, card, budget, fixed
+        self._card, self._budget = card, budget
         inputs = session.get_inputs() if fixed else session.get_overridable_initializers()
-        inputs = [value for value in inputs if value.name.startswith(ADAPTER_INPUT)]
-        shapes = {value.name: value.shape for value in inputs}
-        self._ranks = {name.removesuffix(".a"): shape[1] for name, shape in shapes.items() if name.endswith(".a")}
-        self._as_bytes = {value.name for value in inputs if value.type == "tensor(uint8)"}
-        """Inputs of our own operator: float16 where that is exact, float32 otherwise."""
-        products = list(graph_projections(shapes)) if card.lora_rank else []
-        self._products = products
-        self._projections = Projections(
-            products,
-            name=card.name,
-            rank=card.lora_rank,
-            modules=card.lora_modules,
-            kv_width=entry.kv_heads * entry.head_size,
-            hint="the adapter is for another model",
-            larger="use --runtime llama" if is_gguf(entry) else LARGER,
-        )
+        shapes = {each.name: each.shape for each in inputs}
+        as_bytes = {each.name for each in inputs if each.type == "tensor(uint8)"}
+        self._layout = AdapterLayout(shapes, as_bytes, entry=entry, card=card, fixed=fixed)
         self._held: dict[str, _Adapter] = {}
         self._zeros = budget.reserve(f"adapter inputs:{card.name}", self.fixed_nbytes) if self.fixed_nbytes else None
-        none = {_input(product): self._made(Parts(product, ())) for product in products}
+        none = {adapter_input(product): self._made(Parts(product, ())) for product in self._layout.products}
         self._none = Form(none) if none else None
 
     @property
     def fixed_nbytes(self) -> int:
         """Bytes of one adapter's matrices, and of those of no adapter, in a graph that takes one rank."""
-        return sum(self._pair_nbytes(each) for each in self._products) if self._fixed else 0
+        return sum(map(self._layout.pair_nbytes, self._layout.products))
 
     def add(self, digest: str, matrices: Sequence[LowRank]) -> None:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
-        sorted_parts = self._projections.sort(matrices)
+        projections = self._layout.projections
+        sorted_parts = projections.sort(matrices)
         self.remove(digest)
         lease = self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", 0)
         try:
             made, held = dict[str, _Matrices](), 0
             for parts in sorted_parts:
-                most = max(self._projections.most_nbytes(parts), self._pair_nbytes(parts.projection))
+                most = max(projections.most_nbytes(parts), self._layout.pair_nbytes(parts.projection))
                 lease.resize(held + (1 + MAKING) * most)
                 pair = self._made(parts)
-                made[_input(parts.projection)] = pair
+                made[adapter_input(parts.projection)] = pair
                 held += pair.nbytes
             lease.resize(held)
         except BaseException:
@@ -202,34 +249,8 @@ class Adapters:
             binding.bind_ortvalue_input(f"{name}.a", first)
             binding.bind_ortvalue_input(f"{name}.b", second)
 
-    def _pair_nbytes(self, product: Projection) -> int:
-        """Return the bytes of a product's matrices of the fixed rank; 0 without one."""
-        rank = self._ranks[_input(product)] if self._fixed else 0
-        return FLOAT_NBYTES * rank * (product.inputs + product.outputs)
-
     def _made(self, parts: Parts) -> _Matrices:
-        """Return the matrices as the graph's product takes them."""
-        if f"{_input(parts.projection)}.a" not in self._as_bytes:
-            joined = self._projections.join(parts)
-            if self._fixed:
-                joined = _filled(joined, self._ranks[_input(parts.projection)], name=self._card.name)
-            return _Matrices(_transposed(joined.down), _transposed(self._ordered(joined)), value=self._value)
-        stacked = self._projections.stack(parts)
-        down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(self._ordered(stacked)))
-        return _Matrices(down, up, value=self._value)
-
-    def _ordered(self, change: LowRank) -> FloatArray:
-        """Return the second matrix with its rows in the order of the graph's product."""
-        entry = self._entry
-        if not is_gguf(entry):
-            return change.up
-        from edgedecode.adapters.gguf_adapter import file_order
-        from edgedecode.gguf.gguf_names import gguf_name
-
-        architecture = gguf_name(entry.architecture)
-        assert architecture is not None  # of a graph
-        kv_width = entry.kv_heads * entry.head_size
-        return file_order(change.up, change.module, architecture, head_size=entry.head_size, kv_width=kv_width)
+        return _Matrices(*self._layout.made(parts), value=self._value)
 
 
 def _filled(change: LowRank, rank: int, *, name: str) -> LowRank:
@@ -278,7 +299,8 @@ def _size(matrix: npt.NDArray[np.generic]) -> int:
     return matrix.nbytes // (matrix.shape[-1] if matrix.dtype == np.uint8 else matrix.itemsize)
 
 
-def _input(projection: Projection) -> str:
+def adapter_input(projection: Projection) -> str:
+    """Return the inputs of a product's matrices, without `.a` and `.b`."""
     return f"lora.{projection.layer}.{projection.module}"
 
 

@@ -1,6 +1,6 @@
 """The ONNX Runtime engine as a `Runtime`: list its devices and open a pack's models."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.decoding.model import LanguageModel, LowRank, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import HIDDEN_ROWS, INT8_KV, SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError
@@ -220,7 +220,9 @@ class OnnxRuntime:
             holders = partial(holders, more=head_holders(found.path, logits_row_nbytes=row))
         return ModelFootprint(found.card, (*loaded, buffers), holders)
 
-    def native_model(self, request: ModelRequest, folder: Path) -> "NativeModel":
+    def native_model(
+        self, request: ModelRequest, folder: Path, adapters: Mapping[str, Sequence[LowRank]] | None = None
+    ) -> "NativeModel":
         """Implements `NativeRuntime`."""
         from .kernels.native_files import write_model  # late: only a package is made so
 
@@ -230,7 +232,7 @@ class OnnxRuntime:
 
             measure_scales(request, self.open)
         graph = choose_graph(request.entry, request.root, name=request.name, needs=request.needs)
-        return write_model(request, graph, _card(request, graph), folder)
+        return write_model(request, graph, _card(request, graph), folder, adapters or {})
 
     def _kept_choice(self, found: "_Found") -> Path | None:
         """Return the cache file with the fastest number of threads; None if it cannot be cached."""

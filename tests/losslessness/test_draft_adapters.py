@@ -21,29 +21,14 @@ from edgedecode.memory.limit import Limit
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.user_notices import NOTICES
 from tests.adapter_scores import largest_gap
-from tests.losslessness.adapters import ENGINES, GREEDY, HEADER, PROMPTS, WARM
+from tests.losslessness.adapters import ENGINES, GREEDY, HEADER, PROMPTS, SWAPS, WARM, write_twins
 from tests.peft_folders import list_adapter, write_peft
 from tests.toys import session_options
-
-SWAPS = (None, "ordinary", "activated", "alone", None, "activated")
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a pack whose draft model is a copy of the target, with its adapters except `alone`."""
-    made = tmp_path_factory.mktemp("adapters") / "pack"
-    shutil.copytree(BUNDLED_PACK, made)
-    manifest = Manifest.load(made)
-    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("draft/")}
-    shutil.rmtree(made / "draft")
-    twins = replace(manifest, models=dict.fromkeys(("target", "draft"), manifest.models["target"]), files=files)
-    (made / MANIFEST_NAME).write_text(twins.to_json(), encoding="utf-8")
-    for seed, name in enumerate(("ordinary", "activated", "alone")):
-        folder = write_peft(made.parent / name, seed=seed, invocation=HEADER if name == "activated" else ())
-        list_adapter(made, name, folder)
-        if name != "alone":
-            list_adapter(made, f"draft:{name}", folder)
-    return made
+    return write_twins(tmp_path_factory.mktemp("adapters") / "pack")
 
 
 @pytest.fixture(scope="module", params=ENGINES)

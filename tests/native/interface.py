@@ -3,7 +3,19 @@
 import ctypes
 import json
 from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +25,18 @@ CANCELLED, BAD_INPUT, FAILED, OVER_BUDGET = -1, -2, -3, -4
 
 class NativeError(Exception):
     """What `edgedecode_last_error` says after a call that failed."""
+
+
+class Constraint(Structure):
+    """`edgedecode_constraint`; callbacks as functions of Python, or of another library, with `user` as their data."""
+
+    _fields_ = (
+        ("user", c_void_p),
+        ("mask", c_void_p),
+        ("commit", c_void_p),
+        ("allows", c_void_p),
+        ("forced", c_void_p),
+    )
 
 
 class Library:
@@ -31,6 +55,10 @@ class Library:
         self.c.edgedecode_rewind.argtypes = [c_void_p, c_int32]
         self.c.edgedecode_trim_memory.argtypes = [c_void_p, c_int32]
         self.c.edgedecode_trim_memory.restype = c_int64
+        self.c.edgedecode_token_bytes.argtypes = [c_void_p, c_int32, c_char_p, c_int32]
+        self.c.edgedecode_tokenize.argtypes = [c_void_p, c_char_p, c_size_t, POINTER(c_uint32), c_size_t]
+        self.c.edgedecode_tokenize.restype = c_size_t
+        self.c.edgedecode_constrain.argtypes = [c_void_p, POINTER(Constraint)]
 
     @property
     def error(self) -> str:
@@ -70,6 +98,14 @@ class NativePack:
             raise NativeError(self.library.error)
         return NativeSession(self.library, handle)
 
+    def token_bytes(self, token: int) -> bytes:
+        found = ctypes.create_string_buffer(4096)
+        return found.raw[: self.library.c.edgedecode_token_bytes(self.handle, token, found, 4096)]
+
+    def tokenize(self, text: str, most: int = 4096) -> list[int]:
+        found, data = (c_uint32 * most)(), text.encode()
+        return found[: self.library.c.edgedecode_tokenize(self.handle, data, len(data), found, most)]
+
     def trim(self, level: int) -> int:
         return int(self.library.c.edgedecode_trim_memory(self.handle, level))
 
@@ -101,6 +137,10 @@ class NativeSession:
     def tokens(self) -> Sequence[int]:
         found: list[int] = self.stats()["tokens"]
         return found
+
+    def constrain(self, constraint: Constraint | None) -> int:
+        given = None if constraint is None else ctypes.byref(constraint)
+        return int(self.library.c.edgedecode_constrain(self.handle, given))
 
     def cancel(self) -> None:
         self.library.c.edgedecode_cancel(self.handle)

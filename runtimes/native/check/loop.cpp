@@ -36,26 +36,29 @@ struct Turns {
   bool allows(int64_t id) const { return is_forced() ? id == forced() : (id + count) % 2 == 0; }
 };
 
-int mask(void* user, uint32_t* bits, size_t words) {
+int32_t mask(void* user, uint32_t* bits, size_t nbytes) {
   const auto* turns = static_cast<Turns*>(user);
-  for (size_t id = 0; id < words * 32; ++id)
+  for (size_t id = 0; id < nbytes * 8; ++id)
     if (turns->allows(static_cast<int64_t>(id))) bits[id / 32] |= 1u << (id % 32);
   return 0;
 }
 
-int commit(void* user, int32_t token) {
+int32_t commit(void* user, uint32_t token) {
   auto* turns = static_cast<Turns*>(user);
-  if (!turns->allows(token)) return 1;
-  ++turns->count;
-  return 0;
+  return turns->allows(token) ? ++turns->count, 0 : -1;
 }
 
-int rollback(void* user, int32_t tokens) { return static_cast<Turns*>(user)->count -= tokens, 0; }
+int32_t allows(void* user, const uint32_t* ids, size_t count) {
+  Turns turns = *static_cast<Turns*>(user);
+  size_t found = 0;
+  while (found < count && commit(&turns, ids[found]) == 0) ++found;
+  return static_cast<int32_t>(found);
+}
 
-int32_t forced(void* user, int32_t* ids, int32_t most) {
+int32_t forced(void* user, uint32_t* ids, size_t most) {
   const auto* turns = static_cast<Turns*>(user);
   if (!turns->is_forced() || most < 1) return 0;
-  ids[0] = turns->forced();
+  ids[0] = static_cast<uint32_t>(turns->forced());
   return 1;
 }
 
@@ -79,7 +82,7 @@ class Answers {
     const size_t start = tokens->size();
     noise_.begin(asked.at("seed", "request").whole("seed"));
     Turns turns{vocabulary_};
-    const edgedecode_constraint given{&turns, mask, commit, rollback, forced};
+    const edgedecode_constraint given{&turns, mask, commit, allows, forced};
     Constraint constraint(given, vocabulary_, kMostForced, ends_);
     DecodeSetting setting;
     setting.sampler = sampler_.get();

@@ -52,12 +52,13 @@ EDGEDECODE_API edgedecode_pack* edgedecode_open(const char* folder, const char* 
  * "experience" could not be written, `edgedecode_last_error` says so; else it is "". */
 EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 
-/* Facts of an open pack as JSON: name, context, models, drafters, memory by holder, threads. The caller frees it. */
+/* Facts of an open pack as JSON: name, context, models, drafters, adapters, vocabulary (ids), ends (ids that end an
+ * answer), memory by holder, threads. The caller frees it. */
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
-/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "drafter"
- * and "draft_max" (as `generate --drafter` and `--draft-max`), "seed", "ignore_eos", and every sampling option of the
- * command line by its name in the HTTP API. */
+/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "adapter" (the name of one of
+ * the pack's; by default none), "drafter" and "draft_max" (as `generate --drafter` and `--draft-max`), "seed",
+ * "ignore_eos", and every sampling option of the command line by its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
@@ -66,8 +67,9 @@ EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
 typedef int (*edgedecode_on_text)(void* user, const char* text, size_t size);
 
 /* Answers. request (JSON): "message" (text of the user's turn), or "prompt" (text without a template), or "tokens"
- * (ids); "max_tokens", "stop", "seed" and sampling options for this answer. Returns the number of tokens, or a
- * negative number. A cancelled answer keeps what was written. */
+ * (ids); "max_tokens", "stop", "seed", "adapter" (null: none) and sampling options for this answer. Returns the
+ * number of tokens, or a negative number. A cancelled answer keeps what was written. Another adapter than the answer
+ * before reads the conversation again, an activated one only from its invocation tokens on. */
 EDGEDECODE_API int32_t edgedecode_generate(edgedecode_session* session, const char* request, edgedecode_on_text on_text,
                                            void* user);
 
@@ -85,19 +87,31 @@ EDGEDECODE_API int32_t edgedecode_rewind(edgedecode_session* session, int32_t tu
  * later answers stays the same. Returns the bytes given back, or a negative number. Android: `onTrimMemory`. */
 EDGEDECODE_API int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level);
 
-/* Restricts an answer, for example with llguidance's C interface. `mask`: writes the allowed ids as bits, `words`
- * 32-bit words, returns 0, or 1 if none is left. `commit`: takes a token, returns 0 if it was allowed. `rollback`:
- * takes back this many tokens, returns 0. `forced`: writes up to `most` ids that must follow, returns how many. The
- * last two may be null. All are called from the thread of `edgedecode_generate`. */
+/* The bytes of a token, of which at most `most` are written; special ones begin with 0xFF, as llguidance wants them.
+ * Returns how many there are: none for an id that the vocabulary lacks. */
+EDGEDECODE_API int32_t edgedecode_token_bytes(edgedecode_pack* pack, int32_t token, uint8_t* bytes, int32_t most);
+
+/* Writes the ids of a text, at most `most`, and returns how many there are; none for a text that is not UTF-8. Names of
+ * special tokens in it stay text. An `LlgTokenizeFn` of llguidance, with the pack as its data. */
+EDGEDECODE_API size_t edgedecode_tokenize(const void* pack, const uint8_t* text, size_t size, uint32_t* ids,
+                                          size_t most);
+
+/* Restricts an answer. These are functions of llguidance's C interface, with an `LlgMatcher*` as `user`:
+ * mask    llg_matcher_compute_mask_into: writes the allowed ids as bits, `nbytes` a multiple of 4; returns 0.
+ * commit  llg_matcher_consume_token: takes a token of the answer, also what ends it; returns 0 if it was allowed.
+ * allows  llg_matcher_validate_tokens: returns how many of the ids may come next. Null: nothing is drafted.
+ * forced  llg_matcher_compute_ff_tokens: writes at most `most` ids that must follow, returns how many. May be null.
+ * All are called from the thread of `edgedecode_generate`. */
 typedef struct edgedecode_constraint {
   void* user;
-  int (*mask)(void* user, uint32_t* bits, size_t words);
-  int (*commit)(void* user, int32_t token);
-  int (*rollback)(void* user, int32_t tokens);
-  int32_t (*forced)(void* user, int32_t* ids, int32_t most);
+  int32_t (*mask)(void* user, uint32_t* bits, size_t nbytes);
+  int32_t (*commit)(void* user, uint32_t token);
+  int32_t (*allows)(void* user, const uint32_t* ids, size_t count);
+  int32_t (*forced)(void* user, uint32_t* ids, size_t most);
 } edgedecode_constraint;
 
-/* Takes effect with the next answer; null ends it. The struct is copied. */
+/* Restricts the next answers, each of which needs `user` at its start (llg_matcher_reset); null: no longer. The struct is
+ * copied. */
 EDGEDECODE_API int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint);
 
 #ifdef __cplusplus

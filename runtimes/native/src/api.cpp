@@ -1,6 +1,7 @@
 // The C interface: no exception leaves it, and each error leaves its sentence for the calling thread.
 #include "../include/edgedecode.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -168,6 +169,25 @@ int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns) {
 
 int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level) {
   return guarded([&] { return checked(pack).pack->trim_memory(level); });
+}
+
+int32_t edgedecode_token_bytes(edgedecode_pack* pack, int32_t token, uint8_t* bytes, int32_t most) {
+  return static_cast<int32_t>(guarded([&] {
+    const edgedecode::Tokenizer& tokenizer = checked(pack).pack->tokenizer();
+    const std::string found = (tokenizer.special(token) ? "\xFF" : "") + tokenizer.own_bytes(token);
+    if (most > 0) std::memcpy(bytes, found.data(), std::min(found.size(), static_cast<size_t>(most)));
+    return static_cast<int64_t>(found.size());
+  }));
+}
+
+size_t edgedecode_tokenize(const void* pack, const uint8_t* text, size_t size, uint32_t* ids, size_t most) {
+  const int64_t count = guarded([&] {
+    const auto& open = checked(static_cast<const edgedecode_pack*>(pack));
+    const auto found = open.pack->tokenizer().encode({reinterpret_cast<const char*>(text), size}, false);
+    std::copy_n(found.begin(), std::min(found.size(), most), ids);
+    return static_cast<int64_t>(found.size());
+  });
+  return static_cast<size_t>(std::max<int64_t>(0, count));
 }
 
 int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint) {

@@ -36,9 +36,17 @@ std::vector<Holder> lookup_holders(int vocabulary_size, bool drafts) {
 }
 
 SessionNeeds session_needs(const PackManifest& pack) {
-  const PackedModel& target = *pack.find("target");
+  const PackedModel &target = *pack.find("target"), *draft = pack.find("draft");
   const int size = pack.vocabulary_size;
-  return {longest_draft(target.rows) + 1, 1, [size](int, bool drafts) { return lookup_holders(size, drafts); }};
+  int64_t adapter = 0, own = 0;  // the largest
+  for (const auto& each : target.adapters) adapter = std::max(adapter, each.second.nbytes);
+  if (draft)
+    for (const auto& each : draft->adapters) own = std::max(own, each.second.nbytes);
+  return {longest_draft(target.rows) + 1, 1, [=](int, bool drafts) {
+            auto found = lookup_holders(size, drafts);
+            if (adapter) found.push_back({"adapter", adapter + (drafts ? own : 0)});
+            return found;
+          }};
 }
 
 Json holders_json(const std::vector<Holder>& holders) {
@@ -122,7 +130,8 @@ void Pack::check() const {
 
 Json Pack::info() {
   check();
-  Json::Array models = {"target"}, drafters = {"suffix"};
+  Json::Array models = {"target"}, drafters = {"suffix"}, adapters;
+  for (const auto& each : models_->pack.find("target")->adapters) adapters.push_back(each.first);
   if (models_->draft) {
     models.push_back("draft");
     drafters.insert(drafters.begin(), models_->draft->card().token_ids.empty() ? "model" : "trim");
@@ -133,6 +142,9 @@ Json Pack::info() {
                       {"context", models_->plan.context},
                       {"models", models},
                       {"drafters", drafters},
+                      {"adapters", adapters},
+                      {"vocabulary", models_->target->card().vocabulary_size},
+                      {"ends", Json::Array(ends_.begin(), ends_.end())},
                       {"memory", Json::Object{{"limit", models_->budget.limit()},
                                               {"used", models_->budget.used()},
                                               {"holders", holders_json(models_->budget.holders())}}},
@@ -147,6 +159,19 @@ std::shared_ptr<Conversation> Pack::session(const std::string& options) {
                   sessions_.end());
   sessions_.push_back(made);
   return made;
+}
+
+// The name of an adapter; null: none.
+std::string Pack::adapter(const Json& given) const {
+  if (given.is(Json::Kind::kNull)) return "";
+  const std::string name = given.string("adapter");
+  std::string known;
+  for (const auto& each : models_->pack.find("target")->adapters) {
+    if (each.first == name) return name;
+    known += (known.empty() ? "" : ", ") + each.first;
+  }
+  throw input_error(known.empty() ? "the pack has no adapters: leave out \"adapter\""
+                                  : "the pack has no adapter '" + name + "'; it has: " + known);
 }
 
 std::vector<std::shared_ptr<Conversation>> Pack::sessions() {
@@ -216,10 +241,9 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
     else if (name == "draft_max") draft_max_ = static_cast<int>(each.second.integer(name, 0, kMaxDraft));
     else if (name == "seed") seed_ = each.second.whole(name);
     else if (name == "ignore_eos") ignore_eos_ = each.second.boolean(name);
-    else if (name == "adapter")
-      throw capability_error("the native library takes no adapters yet: leave out \"adapter\"");
+    else if (name == "adapter") adapter_ = pack_->adapter(each.second);
     else if (!own_.take(name, each.second))
-      throw unknown_name("option", name, "system, drafter, draft_max, seed, ignore_eos, " + SamplingOptions::names());
+      throw unknown_name("option", name, "system, adapter, drafter, draft_max, seed, ignore_eos, " + SamplingOptions::names());
   }
   if (!pack_->turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
   if (!ignore_eos_) ends_ = pack_->ends_;
@@ -249,6 +273,7 @@ void Conversation::open() {
   if (!state_) {
     const bool tree = drafter_ && *drafter_ == "tree";
     state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_, tree);
+    state_->read_with(span("target", adapter_, {}));  // refused now, not in the first answer
   }
   open_drafts();
   stale_ = false;
@@ -331,6 +356,7 @@ Conversation::Request Conversation::read(const std::string& text) {
   Request request;
   request.max_tokens = pack_->max_tokens_;
   SamplingOptions sampling = own_;
+  request.adapter = adapter_;
   int prompts = 0;
   for (const auto& each : given.object("request")) {
     const std::string& name = each.first;
@@ -344,11 +370,13 @@ Conversation::Request Conversation::read(const std::string& text) {
       request.max_tokens = static_cast<int>(std::min<int64_t>(INT32_MAX / 2, each.second.integer(name, 1)));
     } else if (name == "stop") {
       for (const Json& stop : each.second.array(name)) request.stops.push_back(stop.string("a stop string"));
+    } else if (name == "adapter") {
+      request.adapter = pack_->adapter(each.second);
     } else if (name == "seed") {
       request.seed = each.second.whole(name);
     } else if (!sampling.take(name, each.second)) {
       throw unknown_name("field", name,
-                         "message, prompt, tokens, max_tokens, stop, seed, " + SamplingOptions::names());
+                         "message, prompt, tokens, max_tokens, stop, adapter, seed, " + SamplingOptions::names());
     }
   }
   if (prompts != 1)
@@ -380,15 +408,32 @@ Turn Conversation::open_turn(const Request& request) const {
   return turn;
 }
 
-// Keeps of the KV cache what it shares with the turn's tokens.
-void Conversation::begin(const Turn& turn) {
+// An activated adapter is on from the last of its invocation tokens; without any it stays off, as in PEFT.
+AdapterSpan Conversation::span(const char* model, const std::string& adapter, const Ids& prompt) const {
+  const PackedModel* facts = pack_->models_->pack.find(model);
+  const auto found = facts ? facts->adapters.find(adapter) : std::map<std::string, PackedAdapter>::const_iterator();
+  if (!facts || found == facts->adapters.end()) return {};
+  const Ids& invocation = found->second.invocation;
+  const auto at = std::find_end(prompt.begin(), prompt.end(), invocation.begin(), invocation.end());
+  if (invocation.empty()) return {&found->second, 0};
+  if (at == prompt.end()) return {};
+  return {&found->second, static_cast<int>(at - prompt.begin())};
+}
+
+// Keeps of the KV cache what it shares with the turn's tokens and the adapter's.
+void Conversation::begin(const Turn& turn, const std::string& adapter) {
   const std::shared_ptr<Ids> old = transcript_->tokens;
   transcript_->begin(turn);
   const Ids& now = *transcript_->tokens;
   int shared = 0;
-  const int most = std::min({state_->length(), static_cast<int>(old->size()), static_cast<int>(now.size())});
+  const AdapterSpan next = span("target", adapter, turn.tokens);
+  const int most = std::min({state_->length(), static_cast<int>(old->size()), static_cast<int>(now.size()),
+                             span_.shared_with(next)});
   while (shared < most && (*old)[shared] == now[shared]) ++shared;
   if (shared < state_->length()) state_->crop(shared >= state_->oldest_crop() ? shared : 0);
+  state_->read_with(next);
+  span_ = next;  // last: what is left is valid for both
+  if (drafting_) drafting_->read_with(span("draft", "draft:" + adapter, turn.tokens));
 }
 
 int Conversation::generate(const std::string& text, const OnText& on_text) {
@@ -421,7 +466,7 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
     stats_.mode = !drafting_ ? "plain" : draft_max_ ? drafting_->names() : "auto";
     stopped_ = false;
     answered_.clear();
-    begin(*turn);
+    begin(*turn, request.adapter);
     constraint_.reset();
     const int size = static_cast<int>(sampler_->vocabulary_size());
     if (given_) constraint_ = std::make_unique<Constraint>(*given_, size, rows_ - 1, ends_);
@@ -435,7 +480,7 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
       const auto shorter = transcript_->shorter(*turn, state_->capacity());
       if (!shorter) break;
       turn = shorter;
-      begin(*turn);
+      begin(*turn, request.adapter);
       stats_.reread_tokens += static_cast<int64_t>(transcript_->tokens->size()) - state_->length();
     }
     const std::string rest = reply.rest();
@@ -471,7 +516,7 @@ bool Conversation::decode_turn(const Turn& turn, const Request& request, Reply* 
   setting.noise = &noise_;
   setting.drafting = drafting_.get();
   setting.constraint = constraint_.get();
-  if (constraint_) setting.kind = "{}";
+  setting.kind = request.adapter + (constraint_ ? "{}" : "");
   setting.ends = &ends_;
   setting.clock = seconds;
   bool ended = false;

@@ -55,6 +55,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   static std::shared_ptr<Pack> open(const std::string& folder, const std::string& options);
   static Json plan(const std::string& folder, const std::string& options);
   Json info();
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
   std::shared_ptr<Conversation> session(const std::string& options);
   int64_t trim_memory(int level);
   void close();
@@ -66,6 +67,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   void read_defaults(const Json& generation);
   void check() const;  // throws capability_error
   std::vector<std::shared_ptr<Conversation>> sessions();
+  std::string adapter(const Json& given) const;
   void read_experience(const std::string& file);
   void write_experience();
 
@@ -107,6 +109,7 @@ class Conversation {
     std::vector<std::string> stops;
     std::optional<uint64_t> seed;
     SamplingOptions sampling;
+    std::string adapter;
   };
   Pack& pack() const;
   Request read(const std::string& text);
@@ -116,7 +119,8 @@ class Conversation {
   std::unique_ptr<Drafter> drafter(const std::string& name);
   Error no_drafts(const std::string& never) const;  // what a drafter's model is missed with
   Turn open_turn(const Request& request) const;
-  void begin(const Turn& turn);
+  void begin(const Turn& turn, const std::string& adapter);
+  AdapterSpan span(const char* model, const std::string& adapter, const Ids& prompt) const;
   bool decode_turn(const Turn& turn, const Request& request, Reply* reply, const OnText& on_text);
   bool on_round(const Verdict& verdict, Reply* reply, const OnText& on_text);
   void release();
@@ -131,6 +135,8 @@ class Conversation {
   bool closing_ = false, stopped_ = false;
   bool stale_ = true;  // the parts must be opened before the next answer
   SamplingOptions own_, sampling_;  // of the session, and of the running answer
+  std::string adapter_;  // "": none
+  AdapterSpan span_;     // of what the state holds
   std::optional<std::string> drafter_;
   std::optional<int> draft_max_;
   std::optional<uint64_t> seed_;

@@ -3,25 +3,35 @@
 Neither depends on this machine's processor: all instruction sets read the same tiles, of little-endian numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.model import LowRank, ModelCard
 from edgedecode.engines.interface import ModelRequest
-from edgedecode.engines.native_model import NativeCache, NativeMemory, NativeModel, NativeRecurrent
+from edgedecode.engines.native_model import (
+    NativeAdapter,
+    NativeCache,
+    NativeInput,
+    NativeMemory,
+    NativeModel,
+    NativeRecurrent,
+)
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.tensor import ExternalData, Tensor
 from edgedecode.pack.entries import DRAFTING_HEAD
 from edgedecode.pack.manifest import Graph
+from edgedecode.user_notices import notice
 
 from ..graph_needs import measured_sizes
-from ..graph_session import FEATURES_INPUT, HIDDEN_INPUT, ROW_NUMBERS
+from ..graph_session import ADAPTER_INPUT, FEATURES_INPUT, HIDDEN_INPUT, ROW_NUMBERS
+from ..onnx_adapters import AdapterLayout, adapter_input
 from ..onnx_footprint import plan_own_footprint, rows_per_pass
 from .prepared import write_tiles
+from .products import UINT8
 from .rewriting import GIVEN_TILES
 from .serving import Served, serve, thread_nbytes
 
@@ -31,13 +41,15 @@ _PAGE_NBYTES, _LARGE_NBYTES, _ALIGNMENT = 4096, 1 << 16, 64
 _WEIGHTS = "weights.bin"
 
 
-def write_model(request: ModelRequest, graph: Graph, card: ModelCard, folder: Path) -> NativeModel:
+def write_model(
+    request: ModelRequest, graph: Graph, card: ModelCard, folder: Path, adapters: Mapping[str, Sequence[LowRank]]
+) -> NativeModel:
     """Write one of a model's graphs to `folder`/`request.name`. card: as far as the manifest determines it.
 
     Raises CapabilityError for a model that needs more than our kernels, with the reason.
     """
     entry, name, here = request.entry, request.name, folder / request.name
-    rows = rows_per_pass(entry, adapters=False)
+    rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
     beside = request.beside.table if isinstance(request.beside, NativeModel) else None
     served = serve(entry, graph, root=request.root, threads=THREADS, rows=rows, taps=request.taps, beside=beside)
     served = _checked(served, request.name)
@@ -64,15 +76,43 @@ def write_model(request: ModelRequest, graph: Graph, card: ModelCard, folder: Pa
         ids = f"{name}/token_ids.bin"
         (folder / ids).write_bytes(card.token_ids.astype("<i4").tobytes())
     return replace(
-        _facts(request, served, card, graph_nbytes=len(data)),
+        _facts(request, served, graph, card, graph_nbytes=len(data)),
         graph=f"{name}/graph.onnx",
         weights=f"{name}/{_WEIGHTS}" if weights else "",
         tiles=tiles,
         given={GIVEN_TILES: beside.file} if isinstance(beside, _Table) and GIVEN_TILES in sources else {},
         head=DRAFTING_HEAD in graph.capabilities,
         token_ids=ids,
+        adapters=_write_adapters(request, served, card, folder, adapters),
         table=_Table(served, tiles),
     )
+
+
+def _write_adapters(
+    request: ModelRequest, served: Served, card: ModelCard, folder: Path, adapters: Mapping[str, Sequence[LowRank]]
+) -> dict[str, NativeAdapter]:
+    """Write each adapter's matrices as the graph's inputs take them; one that does not fit stays behind."""
+    inputs = [each for each in GraphFile.parse(served.rewritten.data).inputs if each.name.startswith(ADAPTER_INPUT)]
+    shapes = {each.name: [size if isinstance(size, int) else 0 for size in each.dims or ()] for each in inputs}
+    as_bytes = [each.name for each in inputs if each.elem_type == UINT8]
+    layout, found = AdapterLayout(shapes, as_bytes, entry=request.entry, card=card), dict[str, NativeAdapter]()
+    for name, matrices in adapters.items():
+        try:
+            products = layout.projections.sort(matrices)
+        except CapabilityError as error:
+            notice(f"the adapter {name} stays behind: {error}")
+            continue
+        file, listed = f"{request.name}/adapters/{len(found)}.bin", list[NativeInput]()
+        (folder / file).parent.mkdir(exist_ok=True)
+        with (folder / file).open("wb") as write:
+            for product in products:
+                for kind, values in zip("ab", layout.made(product), strict=True):
+                    write.write(b"\0" * (-write.tell() % _ALIGNMENT))
+                    own = f"{adapter_input(product.projection)}.{kind}"
+                    listed.append(NativeInput(own, write.tell(), values.shape))
+                    write.write(values.tobytes())
+        found[name] = NativeAdapter(file, listed)
+    return found
 
 
 class _Table:
@@ -121,7 +161,7 @@ def _outside(data: bytes, source: Path, place: Path) -> tuple[bytes, int]:
         return file.serialize(), write.tell()
 
 
-def _facts(request: ModelRequest, served: Served, card: ModelCard, *, graph_nbytes: int) -> NativeModel:
+def _facts(request: ModelRequest, served: Served, graph: Graph, card: ModelCard, *, graph_nbytes: int) -> NativeModel:
     """Return a model's sizes, without its files."""
     entry = request.entry
     sizes = measured_sizes(served.rewritten.data, hidden=entry.hidden_size)
@@ -131,7 +171,7 @@ def _facts(request: ModelRequest, served: Served, card: ModelCard, *, graph_nbyt
         graph_nbytes=graph_nbytes,
         tiles_nbytes=served.nbytes,
         scratch_nbytes=served.scratch_nbytes,
-        adapters=False,
+        adapters="lora" in graph.capabilities,
     )
     loaded, workspace = footprint.loaded(request.name)
     thread = thread_nbytes(entry, footprint.rows_per_pass)

@@ -11,24 +11,21 @@ Draft Constraint::forced(int room) {
   draft.source = kForced;
   draft.tokens.resize(std::max(0, std::min(room, most_forced_)));
   if (draft.empty() || !given_.forced) return Draft();
-  const int32_t count = given_.forced(given_.user, draft.tokens.data(), draft.size());
-  draft.tokens.resize(std::max(0, std::min(count, draft.size())));
-  return draft;
+  const int32_t count =
+      given_.forced(given_.user, reinterpret_cast<uint32_t*>(draft.tokens.data()), draft.tokens.size());
+  return draft.cut(std::max(0, count));
 }
 
 Draft Constraint::allowed(const Draft& draft) {
-  if (draft.empty() || !draft.parents.empty() || !given_.rollback) return Draft();
-  int count = 0;
-  while (count < draft.size() && given_.commit(given_.user, draft.tokens[count]) == 0) ++count;
-  if (count && given_.rollback(given_.user, count) != 0)
-    throw capability_error("the constraint cannot roll back: leave out `rollback`, and nothing is drafted");
-  return draft.cut(count);
+  if (draft.empty() || !draft.parents.empty() || !given_.allows) return Draft();
+  const auto* ids = reinterpret_cast<const uint32_t*>(draft.tokens.data());
+  return draft.cut(std::max(0, given_.allows(given_.user, ids, draft.tokens.size())));
 }
 
 const float* Constraint::masked(const float* row, const Ids& path) {
   commit(path);
   std::vector<uint32_t> bits((rows_ + 31) / 32, 0);
-  if (given_.mask(given_.user, bits.data(), bits.size()) != 0)
+  if (given_.mask(given_.user, bits.data(), bits.size() * sizeof(uint32_t)) != 0)
     throw capability_error("the grammar allows no further token of this model's vocabulary");
   row_.assign(rows_, -INFINITY);
   bool any = false;

@@ -54,6 +54,9 @@ class Drafting {
   Drafting(std::vector<std::unique_ptr<Drafter>> drafters, std::unique_ptr<Policy> policy, bool offers, Clock clock);
   ~Drafting() { close(); }
   void begin(const Text& tokens, const std::string& kind);
+  void read_with(const AdapterSpan& span) {
+    for (const auto& drafter : drafters_) drafter->read_with(span);
+  }
   // The next round's draft of at most `room` tokens. A resting round only decrements a counter.
   Draft propose(const Ids& tokens, int room, Constraint* constraint);
   void observe(const Ids& tokens, const Verdict& verdict);

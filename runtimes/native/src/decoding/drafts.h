@@ -63,6 +63,7 @@ class Drafter {
   virtual bool free() const { return true; }  // whether it proposes without a forward pass
   // Starts an answer: forgets what contradicts the context.
   virtual void begin(const Text&) {}
+  virtual void read_with(const AdapterSpan&) {}  // its model's adapter from the next answer on
   virtual int unread(const Ids&) { return 0; }  // tokens that its model must prefill first
   virtual Draft propose(const Ids& context, int limit, const Plan& plan) = 0;
   // Learns from a round, also of another drafter; `context` ends with the verdict's tokens.

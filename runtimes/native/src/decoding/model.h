@@ -1,6 +1,8 @@
 // A loaded model and its KV states, as in edgedecode/decoding/model.py.
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -42,6 +44,19 @@ class FeatureState {
   virtual void rows(int start, int stop, float* out) const = 0;
 };
 
+struct PackedAdapter;
+
+// The adapter of each position: none before `start`.
+struct AdapterSpan {
+  const PackedAdapter* adapter = nullptr;
+  int start = 0;
+  // How many leading positions have the same adapter in both.
+  int shared_with(const AdapterSpan& other) const {
+    if (adapter == other.adapter && (!adapter || start == other.start)) return INT_MAX;
+    return std::min(adapter ? start : INT_MAX, other.adapter ? other.start : INT_MAX);
+  }
+};
+
 // The KV state of one sequence: `length` settled positions, then `pending` rows, a chain or a tree.
 class State {
  public:
@@ -56,6 +71,8 @@ class State {
   virtual void crop(int length) = 0;
   // Keeps what a drafting head reads, of rows from now on; the same each time. Null, or an error: it has none of it.
   virtual FeatureState* keep_features() { return nullptr; }
+  // The adapter of later passes, which is loaded now. Throws budget_exceeded: none is used then.
+  virtual void read_with(const AdapterSpan&) {}
 };
 
 // One pass at a time; any number of states.

@@ -45,6 +45,7 @@ class ModelDrafter : public Drafter {
   const std::string& name() const override { return name_; }
   bool free() const override { return false; }
   void begin(const Text& context) override;
+  void read_with(const AdapterSpan& span) override { state_->read_with(span); }
   int unread(const Ids& context) override { return state_->unread(context); }
   Draft propose(const Ids& context, int limit, const Plan& plan) override;
   void observe(const Ids& context, const Verdict& verdict) override;
@@ -77,6 +78,7 @@ class TreeDrafter : public Drafter {
   const std::string& name() const override { return name_; }
   bool free() const override { return false; }
   void begin(const Text& context) override;
+  void read_with(const AdapterSpan& span) override { state_.read_with(span); }
   int unread(const Ids& context) override { return state_.unread(context); }
   Draft propose(const Ids& context, int limit, const Plan& plan) override;
   void observe(const Ids& context, const Verdict& verdict) override;

@@ -34,6 +34,23 @@ void ModelState::begin(const Ids& context) {
   agree(context);
 }
 
+void ModelState::read_with(const AdapterSpan& span) {
+  const int alike = span_.shared_with(span);
+  if (alike < INT_MAX) crop(std::min(read(), std::max(0, alike - start_)));
+  span_ = span;
+  try {
+    state_->read_with(span);
+  } catch (const Error& error) {
+    if (error.code != EDGEDECODE_OVER_BUDGET) throw;
+    read_with({});  // drafts are optional
+  }
+}
+
+Rows ModelState::forward(const Ids& tokens, const std::vector<int>* parents, const std::vector<int>& rows) {
+  state_->read_with({span_.adapter, span_.start - start_});
+  return model_->forward(tokens, *state_, parents, rows);
+}
+
 void ModelState::agree(const Ids& context) {
   const int agreed = matching(context);
   if (start_ && agreed == 0) start_ = 0;  // the window does not match at all
@@ -66,19 +83,19 @@ const float* ModelState::catch_up(const Ids& context) {
       state_->keep(range(0, count));
       return row;
     }
-    model_->forward(chunk, *state_, nullptr, {});
+    forward(chunk, nullptr, {});
     settle(chunk);
   }
 }
 
 const float* ModelState::follow(const Ids& tokens) {
-  const float* row = model_->forward(tokens, *state_, nullptr, {static_cast<int>(tokens.size()) - 1})[0];
+  const float* row = forward(tokens, nullptr, {static_cast<int>(tokens.size()) - 1})[0];
   read_.insert(read_.end(), tokens.begin(), tokens.end());
   return row;
 }
 
 Rows ModelState::grow(const Ids& tokens, const std::vector<int>& parents) {
-  return model_->forward(tokens, *state_, &parents, range(0, static_cast<int>(tokens.size())));
+  return forward(tokens, &parents, range(0, static_cast<int>(tokens.size())));
 }
 
 void ModelState::keep(const std::vector<int>& path, const Ids& tokens) {

@@ -21,6 +21,8 @@ class ModelState {
   virtual ~ModelState() = default;
   int room() const { return state_->capacity() - read(); }
   void begin(const Ids& context);
+  // Reads the next context with this adapter; drops positions that were read with another one.
+  void read_with(const AdapterSpan& span);
   virtual void agree(const Ids& context);
   // How many tokens must still be prefilled.
   virtual int unread(const Ids& context) const;
@@ -41,9 +43,11 @@ class ModelState {
   virtual void restart(int start);
   void crop(int length);
   void settle(const Ids& tokens);
+  Rows forward(const Ids& tokens, const std::vector<int>* parents, const std::vector<int>& rows);
 
   LanguageModel* model_;
   std::unique_ptr<State> state_;
+  AdapterSpan span_;
   int window_ = 0;  // its capacity if the context may outgrow it
   Ids read_;
   int start_ = 0, agreed_ = 0;

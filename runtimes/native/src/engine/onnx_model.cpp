@@ -97,6 +97,28 @@ void OnnxModel::drop(OnnxState& state) {
   }
 }
 
+std::shared_ptr<const Adapter> OnnxModel::adapter(const PackedAdapter& facts) {
+  std::shared_ptr<const Adapter> found = adapters_[facts.name].lock();
+  if (!found) {
+    Lease lease = budget_.reserve("adapter:" + facts.name, facts.nbytes);
+    found.reset(new Adapter{facts, std::move(lease), Mapped(facts.file)});
+    adapters_[facts.name] = found;
+  }
+  return found;
+}
+
+void OnnxModel::bind_adapter(OnnxState& state, bool on) {
+  if (state.bound_adapter_ == on) return;
+  for (const AdapterInput& each : state.adapter_->facts.inputs) {
+    std::vector<int64_t> shape = each.shape;
+    if (!on) shape[each.name.back() == 'a' ? 1 : 0] = 0;  // the rank
+    const uint8_t* data = state.adapter_->file.data() + each.offset;
+    state.binding_->input(each.name.c_str(), shape.size() == 3 ? Value(data, shape)
+                                                               : Value(reinterpret_cast<const float*>(data), shape));
+  }
+  state.bound_adapter_ = on;
+}
+
 std::unique_ptr<FeatureRows> OnnxModel::new_features(int start) {
   if (facts_.features.empty())
     throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use the drafter suffix");
@@ -173,6 +195,8 @@ void OnnxModel::passes(OnnxState& state, const Ids& tokens, const std::vector<in
     width = std::min(count - start, facts_.rows_per_pass);
     if (state.recurrence_ != nullptr && state.tree_ != nullptr)
       width = std::min(width, state.recurrence_->width(*state.tree_, state.pending_ + start, width));
+    const int plain = state.adapter_ ? state.adapter_from_ - state.length_ - state.pending_ - start : 0;
+    if (plain > 0) width = std::min(width, plain);
     std::vector<int> here;
     size_t next = filled;
     for (; next < rows.size() && rows[next] < start + width; next++) here.push_back(rows[next] - start);
@@ -185,6 +209,7 @@ void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int sta
                      int slot, const HeadRows* read) {
   const int count = static_cast<int>(rows.size()), first = state.length_ + start;
   Binding& binding = *state.binding_;
+  if (state.adapter_) bind_adapter(state, first >= state.adapter_from_);
   for (int i = 0; i < width; i++) {
     ids_[static_cast<size_t>(i)] = tokens[i];
     positions_[static_cast<size_t>(i)] =

@@ -14,7 +14,6 @@
 #include "../decoding/model.h"
 #include "../pack/budget.h"
 #include "../pack/manifest.h"
-#include "../pack/mapped.h"
 #include "engine.h"
 #include "onnx_state.h"
 
@@ -48,6 +47,8 @@ class OnnxModel : public LanguageModel {
  private:
   friend class OnnxState;
   void drop(OnnxState& state);
+  std::shared_ptr<const Adapter> adapter(const PackedAdapter& facts);
+  void bind_adapter(OnnxState& state, bool on);
   std::unique_ptr<FeatureRows> new_features(int start);
   void check_tokens(const Ids& tokens) const;
   void hold_rows(int count);
@@ -64,6 +65,7 @@ class OnnxModel : public LanguageModel {
   std::vector<Lease> leases_;
   Lease logits_lease_;
   std::vector<std::pair<std::string, std::shared_ptr<Mapped>>> tiles_;
+  std::map<std::string, std::weak_ptr<const Adapter>> adapters_;  // one copy of what states use
   std::unique_ptr<Session> session_;
   std::mutex running_;          // held during a pass, and while states come and go
   std::multiset<int> held_;     // rows of logits that each open state needs

@@ -115,6 +115,15 @@ FeatureState* OnnxState::keep_features() {
   return features_.get();
 }
 
+void OnnxState::read_with(const AdapterSpan& span) {
+  if (adapter_ && &adapter_->facts != span.adapter) {  // its memory first
+    model_.bind_adapter(*this, false);
+    adapter_ = nullptr;
+  }
+  if (span.adapter && !adapter_) adapter_ = model_.adapter(*span.adapter);
+  adapter_from_ = span.start;
+}
+
 void OnnxState::grow(int count, const std::vector<int>* parents) {
   const int used = length_ + pending_;
   if (count > capacity_ - used)

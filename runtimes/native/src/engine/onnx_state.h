@@ -10,6 +10,7 @@
 #include "../decoding/model.h"
 #include "../pack/budget.h"
 #include "../pack/manifest.h"
+#include "../pack/mapped.h"
 #include "engine.h"
 
 namespace edgedecode {
@@ -41,6 +42,13 @@ class Tree {
 
 class OnnxModel;
 class Recurrence;
+
+// An adapter whose matrices are mapped.
+struct Adapter {
+  const PackedAdapter& facts;
+  Lease lease;
+  Mapped file;
+};
 
 // What some layers of a target read at the last positions of a state, where passes write it.
 class FeatureRows : public FeatureState {
@@ -74,6 +82,7 @@ class OnnxState : public State {
   void keep(const std::vector<int>& path) override;
   void crop(int length) override;
   FeatureState* keep_features() override;
+  void read_with(const AdapterSpan& span) override;
 
  private:
   friend class OnnxModel;
@@ -93,7 +102,9 @@ class OnnxState : public State {
   std::unique_ptr<Binding> binding_;
   int bound_width_ = 0, bound_rows_ = -1;  // what is bound now
   const float* bound_place_ = nullptr;
-  bool bound_chain_ = false;
+  bool bound_chain_ = false, bound_adapter_ = false;
+  std::shared_ptr<const Adapter> adapter_;
+  int adapter_from_ = 0;
 };
 
 }  // namespace edgedecode

@@ -136,6 +136,9 @@ class Reader {
       const Fields shape(each, fields.name("recurrent"));
       model.recurrent.push_back({shape.text("name"), shape.count("values", 1), shape.count("width", 1)});
     }
+    const Fields adapters = fields.inner("adapters");
+    for (const auto& each : adapters.members())
+      model.adapters[each.first] = adapter(each.first, adapters.inner(each.first));
     for (const Json& each : fields.list("features")) model.features.push_back(each.string(fields.name("features")));
     const int64_t features = static_cast<int64_t>(model.features.size()) * model.hidden;
     if (model.position_nbytes() > kMostPosition || features > kMostFeatures)
@@ -144,6 +147,24 @@ class Reader {
       throw input_error(fields.name("rows") + " is " + std::to_string(model.rows) + " for a vocabulary of " +
                         std::to_string(model.vocabulary_size) + " ids");
     found_.models[name] = std::move(model);
+  }
+
+  PackedAdapter adapter(const std::string& name, const Fields& fields) {
+    PackedAdapter found{name, file(fields, "file"), found_.files[fields.text("file")].nbytes, {}, {}};
+    for (const Json& each : fields.list("inputs")) {
+      const Fields input(each, fields.name("inputs"));
+      AdapterInput made{input.text("name"), input.nbytes("offset"), {}};
+      for (const Json& size : input.list("shape")) made.shape.push_back(size.integer(input.name("shape")));
+      const auto count = [&](size_t i) { return std::clamp<int64_t>(made.shape[i], 0, 1 << 20); };
+      const bool sizes = made.shape.size() == 2 || made.shape.size() == 3;
+      const int64_t nbytes = !sizes ? -1 : count(0) * count(1) * (made.shape.size() == 3 ? count(2) : 4);
+      if (nbytes < 0 || nbytes > found.nbytes - made.offset || made.offset % 4)
+        throw input_error(fields.name("inputs") + " has \"" + made.name.substr(0, 40) + "\", which is not in the file");
+      found.inputs.push_back(std::move(made));
+    }
+    for (const Json& id : fields.list("invocation"))
+      found.invocation.push_back(static_cast<int32_t>(id.integer(fields.name("invocation"))));
+    return found;
   }
 
   PackManifest& found_;

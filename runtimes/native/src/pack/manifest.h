@@ -23,6 +23,20 @@ struct RecurrentShape {
   int64_t values, width;
 };
 
+// One matrix of an adapter: the graph's input, its place in the file, its shape; three sizes: bytes, else floats.
+struct AdapterInput {
+  std::string name;
+  int64_t offset;
+  std::vector<int64_t> shape;
+};
+
+struct PackedAdapter {
+  std::string name, file;
+  int64_t nbytes = 0;
+  std::vector<AdapterInput> inputs;  // all that take an adapter
+  std::vector<int32_t> invocation;   // the tokens that activate it; none: it is always on
+};
+
 // As `NativeModel` in edgedecode/engines/native_model.py. Files have their whole path.
 struct PackedModel {
   std::string name, graph, weights, token_ids_file;
@@ -32,6 +46,7 @@ struct PackedModel {
   int64_t loaded_nbytes = 0, workspace_nbytes = 0, thread_nbytes = 0, arena_nbytes = 0;
   std::vector<CacheShape> caches;
   std::vector<RecurrentShape> recurrent;
+  std::map<std::string, PackedAdapter> adapters;
   std::vector<std::string> features;  // features_width: of a head, the floats that it reads of a position
 
   int64_t position_nbytes() const;  // of one position's keys and values
