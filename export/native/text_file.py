@@ -20,7 +20,7 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .normal_forms import FormTables, form_tables
 from .splits import CODES, compile_steps
-from .turns import turns_of
+from .turns import thinking_turns, turns_of
 
 FILE = "tokenizer.bin"
 _MAGIC, _VERSION, _ALIGNMENT = b"edtokens", 1, 8
@@ -70,7 +70,8 @@ def write_text(tokenizer: Tokenizer, folder: Path, *, name: str) -> dict[str, ob
     """
     turns = turns_of(tokenizer.chat_template, name=name)
     write_tokenizer(tokenizer, folder / FILE, name=name)
-    return turns.as_json()
+    thinking = thinking_turns(tokenizer.chat_template, name=name)
+    return {**turns.as_json(), "thinking": {which: each.as_json() for which, each in thinking.items()}}
 
 
 def write_tokenizer(tokenizer: Tokenizer, path: Path, *, name: str) -> None:

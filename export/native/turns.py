@@ -9,11 +9,14 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 
 from edgedecode.errors import EdgeDecodeError, ExportError
 from edgedecode.text.arrangement import Arranger, Sent
-from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.chat_template import NOTHING, ChatTemplate
+from edgedecode.text.template_switches import SWITCHES, template_arguments, template_variables
+from edgedecode.user_notices import notice
 
 CONVERSATIONS = 200
 _DATE = "\ue000"
@@ -119,12 +122,27 @@ class Turns:
         return value
 
 
-def turns_of(template: ChatTemplate, *, name: str) -> Turns:
+def thinking_turns(template: ChatTemplate, *, name: str) -> dict[str, Turns]:
+    """Return the tables with the template's switch for thinking off and on, by `enable_thinking` as JSON has it.
+
+    Empty: it has no switch. A position of it that no table says is left out, and the user is told.
+    """
+    found = {}
+    for think in ("off", "on") if template_variables(template.source) & {*SWITCHES} else ():
+        try:
+            arguments = template_arguments(template.source, {}, think=think)
+            found["true" if think == "on" else "false"] = turns_of(template, name=name, arguments=arguments)
+        except ExportError as error:
+            notice(f"thinking cannot be turned {think} in the native library: {error}")
+    return found
+
+
+def turns_of(template: ChatTemplate, *, name: str, arguments: Mapping[str, object] = NOTHING) -> Turns:
     """Return a template's table. name: for errors. Raises ExportError for one that no table says."""
     if "strftime_now" in template.source:
         source = _CLOCK + template.source
         template = ChatTemplate(source, bos_token=template.bos_token, eos_token=template.eos_token)
-    render = Arranger(template).render
+    render = partial(Arranger(template).render, arguments=arguments)
     try:
         turns = _found(render)
         for messages in conversations(CONVERSATIONS, seed=_SEED):

@@ -122,6 +122,13 @@ def test_recurrent_layers_have_the_same_bits(native_check: Check, tmp_path: Path
     assert any(0 < length < 120 for length in lengths)  # a snapshot was returned to
 
 
+@pytest.mark.parametrize("architecture", ["qwen35", "granitehybrid"])
+def test_gated_recurrences_have_the_same_bits(native_check: Check, tmp_path: Path, architecture: str) -> None:
+    hybrids = pytest.importorskip("tests.contract.test_hybrid_models", reason="transformers is missing")
+    models = opened(tmp_path, tmp_path / "out", {"target": hybrids.Written(tmp_path, architecture).entry})
+    assert_same(native_check, tmp_path / "out", models, steps_of("target", hybrids.ROWS))
+
+
 def test_a_head_has_the_same_bits(native_check: Check, tmp_path: Path) -> None:
     """Features of a long prompt, of kept branches and after a rollback; its own outputs; a trimmed vocabulary."""
     target = toy(tmp_path, "qwen2", quantization="Q8_0", hidden=64, rows=96, layers=8)

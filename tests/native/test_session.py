@@ -84,7 +84,11 @@ def test_the_same_ids(native_build: Path, folder: Path, pair: Pair, tmp_path: Pa
             with pair.session(options_of(given, pair), messages=messages) as session:
                 reply = session.generate(prompt, max_tokens=MOST)
             request = {"message": prompt, "max_tokens": MOST}
-            records.append({"session": given, "request": request, "expected": [*reply.tokens]})
+            record = {"session": given, "request": request, "expected": [*reply.tokens]}
+            if given.get("drafter") == "none" or "draft_max" in given:  # else the clock decides about drafts
+                counts = json.loads(reply.stats.to_json())
+                record["stats"] = {name: counts[name] for name in ("rounds", "proposed", "accepted", "plain_rounds")}
+            records.append(record)
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     command = [str(native_build / "edgedecode-run"), str(folder), "--replay", str(file), "--engine", str(ENGINE)]
@@ -264,12 +268,14 @@ def test_bad_requests(pack: NativePack, request_: dict[str, Any], words: str) ->
 
 def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
     library = pack.library
-    for options, words in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"drafter": "oracle"}, "unknown drafter oracle"),
-        ({"adapter": "a"}, "no adapters"),
+        ({"adapter": "a"}, "the pack has no adapters"),
+        ({"enable_thinking": False}, "has no such switch"),
         ({"draft_max": 65}, "draft_max 65 is out of range: 0 to 64"),
-        ({"warmth": 1}, "unknown option warmth: system, drafter, draft_max, seed, ignore_eos, temperature, "),
-    ):
+        ({"warmth": 1}, "unknown option warmth: system, enable_thinking, adapter, drafter, draft_max, seed, "),
+    ]
+    for options, words in wrong:
         with pytest.raises(NativeError, match=words):
             pack.session(**options)
     for name, value in (("verify", "yes"), ("experience", 3), ("memory", 1.5), ("drafts", 1), ("threads", "two")):

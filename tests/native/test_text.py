@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.pretokenizers import KNOWN, splits_of
 from edgedecode.export.native.text_file import FILE, write_text, write_tokenizer
-from edgedecode.export.native.turns import conversations, turns_of
+from edgedecode.export.native.turns import conversations, thinking_turns, turns_of
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.messages import Message
@@ -225,6 +225,21 @@ def test_conversations_have_the_same_text_and_ids(native_check: Check, tmp_path:
         assert found == {"text": text, "ids": tokenizer.encode(text)}
         controls += sum(id in tokenizer.special_ids for id in found["ids"])
     assert controls or name not in ("pack", "folded")
+
+
+def test_a_switch_for_thinking_has_tables_of_its_own() -> None:
+    """As Qwen 3 has it: an empty thought before the answer if thinking is off."""
+    source = (
+        "{% for m in messages %}{{ '<start>' + m.role + '\n' + m.content + '<end>\n' }}{% endfor %}<start>assistant\n"
+    )
+    template = ChatTemplate(source + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}")
+    found = thinking_turns(template, name="the pack")
+    for which, turns in found.items():
+        for messages in conversations(20, seed=2):
+            plain = [{"role": each.role, "content": each.content} for each in messages]
+            assert turns.render(messages) == template.render(plain, arguments={"enable_thinking": which == "true"})
+    assert found["false"] != found["true"] == turns_of(template, name="the pack")
+    assert thinking_turns(ChatTemplate(source), name="the pack") == {}
 
 
 @pytest.mark.parametrize("name", [*REFUSED_TEMPLATES])

@@ -19,7 +19,8 @@ constexpr const char* kUsage =
     "usage: edgedecode-run FOLDER [PROMPT] [--json | --plan | --info | --verify | --replay FILE] [--NAME VALUE]...\n"
     "A NAME is one that edgedecode.h has for opening (engine, memory, context, threads, drafts, experience), for a\n"
     "conversation (system, drafter, draft_max, seed, temperature, top_p, ...) or for an answer (max_tokens, stop,\n"
-    "raw true: a prompt without template). FILE has lines of {\"session\", \"request\", \"expected\": ids}.\n";
+    "raw true: a prompt without template). FILE has lines of {\"session\", \"request\", \"expected\": ids, \"stats\":\n"
+    "counts of rounds and drafts by their names in --json}.\n";
 
 struct Arguments {
   std::string folder, prompt, mode, replay;
@@ -119,7 +120,19 @@ int answer(edgedecode_pack* pack, Arguments& arguments) {
   return 0;
 }
 
-// Answers recorded requests, each in a conversation of its own; the ids must be the recorded ones.
+// The first thing in which an answer differs from the recorded one; "": nothing.
+std::string difference(const Json& found, const Json& recorded) {
+  const auto compared = [](const Json& is, const Json& was, const std::string& name) {
+    return is.text() == was.text() ? "" : name + " " + is.text() + " instead of " + was.text();
+  };
+  std::string said = compared(found.at("tokens", "statistics"), recorded.at("expected", "a record"), "ids");
+  if (const Json* counts = recorded.find("stats"))
+    for (const auto& each : counts->object("stats"))
+      if (said.empty()) said = compared(found.at("stats", "statistics").at(each.first, "stats"), each.second, each.first);
+  return said;
+}
+
+// Answers recorded requests, each in a conversation of its own; ids and counts must be the recorded ones.
 int replay(edgedecode_pack* pack, const Arguments& arguments) {
   std::ifstream file(arguments.replay);
   if (!file) return std::fprintf(stderr, "%s cannot be read\n", arguments.replay.c_str()), 1;
@@ -133,10 +146,9 @@ int replay(edgedecode_pack* pack, const Arguments& arguments) {
     const int32_t count =
         edgedecode_generate(session.get(), recorded.at("request", "a record").text().c_str(), nullptr, nullptr);
     if (count < 0) return fail(count);
-    const std::string found = stats_of(session.get()).at("tokens", "statistics").text();
-    const std::string expected = recorded.at("expected", "a record").text();
-    if (found == expected) ++equal;
-    else std::fprintf(stderr, "line %d: %s instead of %s\n", total + 1, found.c_str(), expected.c_str());
+    const std::string said = difference(stats_of(session.get()), recorded);
+    if (said.empty()) ++equal;
+    else std::fprintf(stderr, "line %d: %s\n", total + 1, said.c_str());
   }
   std::printf("{\"answers\": %d, \"equal\": %d}\n", total, equal);
   return equal == total ? 0 : 1;

@@ -91,7 +91,12 @@ Pack::Pack(const std::string& folder, const OpenOptions& options) {
   const SessionNeeds needs = session_needs(read);
   models_ = open_models(std::move(read), options, needs);
   const PackManifest& manifest = models_->pack;
-  if (const Json* turns = manifest.json.find("turns")) turns_ = std::make_unique<Turns>(*turns);
+  if (const Json* turns = manifest.json.find("turns")) {
+    turns_ = std::make_unique<Turns>(*turns);
+    if (const Json* thinking = turns->find("thinking"))
+      for (const auto& each : thinking->object("turns.thinking"))
+        thinking_[each.first == "true"] = std::make_unique<Turns>(each.second);
+  }
   ends_.insert(manifest.end_ids.begin(), manifest.end_ids.end());
   if (const Json* defaults = manifest.json.find("generation")) try {
       read_defaults(*defaults);
@@ -231,7 +236,7 @@ void Pack::write_experience() {
 }
 
 Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
-    : pack_(std::move(pack)), own_(pack_->sampling_) {
+    : pack_(std::move(pack)), own_(pack_->sampling_), turns_(pack_->turns_.get()) {
   std::vector<Message> messages;
   const Json options = options_of(text, "options");
   for (const auto& each : options.object("options")) {
@@ -241,14 +246,18 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
     else if (name == "draft_max") draft_max_ = static_cast<int>(each.second.integer(name, 0, kMaxDraft));
     else if (name == "seed") seed_ = each.second.whole(name);
     else if (name == "ignore_eos") ignore_eos_ = each.second.boolean(name);
-    else if (name == "adapter") adapter_ = pack_->adapter(each.second);
+    else if (name == "enable_thinking") {
+      turns_ = pack_->thinking_[each.second.boolean(name)].get();
+      if (!turns_) throw capability_error("this pack's chat template has no such switch: leave out \"enable_thinking\"");
+    } else if (name == "adapter") adapter_ = pack_->adapter(each.second);
     else if (!own_.take(name, each.second))
-      throw unknown_name("option", name, "system, adapter, drafter, draft_max, seed, ignore_eos, " + SamplingOptions::names());
+      throw unknown_name("option", name, "system, enable_thinking, adapter, drafter, draft_max, seed, ignore_eos, " +
+                                       SamplingOptions::names());
   }
-  if (!pack_->turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
+  if (!turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
   if (!ignore_eos_) ends_ = pack_->ends_;
   sampling_ = own_;
-  transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), pack_->turns_.get(), std::move(messages));
+  transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), turns_, std::move(messages));
   const std::lock_guard<FairLock> turn(pack_->turn_);
   open();
 }
@@ -381,7 +390,7 @@ Conversation::Request Conversation::read(const std::string& text) {
   }
   if (prompts != 1)
     throw input_error("a request has one of message, prompt and tokens, and this one has " + std::to_string(prompts));
-  if (request.message && !pack_->turns_) throw input_error("this pack has no chat template: give \"prompt\"");
+  if (request.message && !turns_) throw input_error("this pack has no chat template: give \"prompt\"");
   for (int32_t token : request.tokens)
     if (token < 0 || token >= pack_->tokenizer_->size())
       throw input_error("prompt: token id " + std::to_string(token) + " is not in the vocabulary: 0 to " +

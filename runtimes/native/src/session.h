@@ -74,6 +74,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   std::unique_ptr<OpenModels> models_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Turns> turns_;  // null: the pack has no chat template
+  std::unique_ptr<Turns> thinking_[2];  // with its switch for thinking off and on; null: it has none
   SamplingOptions sampling_;      // the model's own defaults
   int max_tokens_ = 512;
   std::set<int32_t> ends_;
@@ -137,6 +138,7 @@ class Conversation {
   SamplingOptions own_, sampling_;  // of the session, and of the running answer
   std::string adapter_;  // "": none
   AdapterSpan span_;     // of what the state holds
+  const Turns* turns_;
   std::optional<std::string> drafter_;
   std::optional<int> draft_max_;
   std::optional<uint64_t> seed_;
