@@ -100,7 +100,8 @@ class NativePack:
 
     def token_bytes(self, token: int) -> bytes:
         found = ctypes.create_string_buffer(4096)
-        return found.raw[: self.library.c.edgedecode_token_bytes(self.handle, token, found, 4096)]
+        size = self.library.c.edgedecode_token_bytes(self.handle, token, found, 4096)
+        return found.raw[:size]
 
     def tokenize(self, text: str, most: int = 4096) -> list[int]:
         found, data = (c_uint32 * most)(), text.encode()

@@ -146,7 +146,9 @@ def test_llguidance_plugs_in(pack: NativePack, guidance: ctypes.CDLL) -> None:
     assert tokenizer, error.value
     started = ConstraintInit()
     guidance.llg_constraint_init_set_defaults(ctypes.byref(started), c_void_p(tokenizer))
-    for schema in SCHEMAS:
+    named = {"name": {"enum": ["Ann", "Bo"]}, "old": {"type": "boolean"}}  # short, so that no answer is cut off
+    whole = {"type": "object", "properties": named, "required": ["name", "old"], "additionalProperties": False}
+    for schema in (whole, SCHEMAS[1]):
         text = json.dumps(schema).encode()
         matcher = guidance.llg_new_matcher(ctypes.byref(started), b"json", text)
         assert not guidance.llg_matcher_is_error(c_void_p(matcher)), guidance.llg_matcher_get_error(c_void_p(matcher))
