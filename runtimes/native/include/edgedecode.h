@@ -98,7 +98,7 @@ EDGEDECODE_API size_t edgedecode_tokenize(const void* pack, const uint8_t* text,
 
 /* Restricts an answer. These are functions of llguidance's C interface, with an `LlgMatcher*` as `user`:
  * mask    llg_matcher_compute_mask_into: writes the allowed ids as bits, `nbytes` a multiple of 4; returns 0.
- * commit  llg_matcher_consume_token: takes a token of the answer, also what ends it; returns 0 if it was allowed.
+ * commit  llg_matcher_consume_token: takes a token of the answer, but not what ends it; returns 0 if it was allowed.
  * allows  llg_matcher_validate_tokens: returns how many of the ids may come next. Null: nothing is drafted.
  * forced  llg_matcher_compute_ff_tokens: writes at most `most` ids that must follow, returns how many. May be null.
  * All are called from the thread of `edgedecode_generate`. */

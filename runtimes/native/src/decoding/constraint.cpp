@@ -42,7 +42,7 @@ void Constraint::extend(const Ids& tokens) {
 
 void Constraint::commit(const Ids& tokens) {
   for (; path_ < tokens.size(); ++path_)
-    if (given_.commit(given_.user, tokens[path_]) != 0 && !ends_.count(tokens[path_]))
+    if (!ends_.count(tokens[path_]) && given_.commit(given_.user, static_cast<uint32_t>(tokens[path_])) != 0)
       throw capability_error("the constraint refuses token " + std::to_string(tokens[path_]) +
                              ", which its mask allowed");
 }
