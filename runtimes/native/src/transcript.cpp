@@ -150,8 +150,13 @@ void Transcript::end(const Turn& turn, const std::string& text, const std::set<i
   messages_.push_back({"assistant", text});
   size_t count = tokens->size();
   if (count > prompt_tokens_ && ends.count(tokens->back())) --count;
-  rendered_ = prompt_;
-  for (size_t place = prompt_tokens_; place < count; ++place) *rendered_ += tokenizer_->own_bytes((*tokens)[place]);
+  TokenText words(*tokenizer_, true);
+  bool cut = false;
+  const Ids said(tokens->begin() + static_cast<int64_t>(prompt_tokens_), tokens->begin() + static_cast<int64_t>(count));
+  std::string rendered = prompt_ + words.push(said);
+  rendered += words.flush(&cut);
+  if (cut) return;  // the message has no such character
+  rendered_ = std::move(rendered);
   rendered_tokens_ = count;
 }
 

@@ -12,7 +12,7 @@ constexpr char kReplacement[] = "\xef\xbf\xbd";
 std::string TokenText::push(const Ids& ids) {
   std::string text;
   for (int32_t id : ids) {
-    if (!tokenizer_->known(id) || tokenizer_->special(id)) continue;
+    if (!tokenizer_->known(id) || (tokenizer_->special(id) && !special_)) continue;
     const std::string data = tokenizer_->own_bytes(id);
     if (tokenizer_->byte_level_) {
       text += bytes(data);
@@ -26,12 +26,14 @@ std::string TokenText::push(const Ids& ids) {
   return text;
 }
 
-std::string TokenText::flush() {
+std::string TokenText::flush(bool* cut) {
+  bool partial = !partial_.empty();
   for (size_t place = 0; place < run_.size();) {
     const Utf8 next = utf8_at(run_, place);
-    if (next.kind == Utf8::kPartial) run_.resize(place);
+    if (next.kind == Utf8::kPartial) run_.resize(place), partial = true;
     place += next.length;
   }
+  if (cut) *cut = partial;
   const std::string text = run();
   partial_.clear();
   spaces_ = 0;

@@ -7,14 +7,14 @@
 
 namespace edgedecode {
 
-// Text comes in complete characters and is never taken back. Special ids add nothing.
+// Text comes in complete characters and is never taken back. Special ids add nothing, unless they are asked for.
 class TokenText {
  public:
-  explicit TokenText(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  explicit TokenText(const Tokenizer& tokenizer, bool special = false) : tokenizer_(&tokenizer), special_(special) {}
   // The text that these ids complete.
   std::string push(const Ids& ids);
-  // The rest, without an incomplete character at its end; starts a new text.
-  std::string flush();
+  // The rest, without an incomplete character at its end; starts a new text. cut: whether there was one.
+  std::string flush(bool* cut = nullptr);
 
  private:
   std::string bytes(std::string_view data);
@@ -22,6 +22,7 @@ class TokenText {
   std::string stripped(std::string text);
 
   const Tokenizer* tokenizer_;
+  const bool special_;
   std::string partial_;  // bytes that begin a character
   std::string run_;      // byte tokens of SentencePiece: one invalid byte changes them all
   uint32_t spaces_ = 0;  // stripped so far
