@@ -251,7 +251,10 @@ def test_closed_from_its_own_callback(pack: NativePack) -> None:
         ({"message": "a", "stop": "b"}, "stop"),
         ({"message": "a", "stop": [""]}, "a stop string cannot be empty"),
         ({"message": "a", "temperature": -1}, "temperature -1 is out of range: 0 (greedy), or 0.000001 to 100"),
-        ({"message": "a", "warmth": 1}, "unknown field warmth: message, prompt, tokens, max_tokens, stop, seed, "),
+        (
+            {"message": "a", "warmth": 1},
+            "unknown field warmth: message, prompt, tokens, max_tokens, stop, adapter, seed, ",
+        ),
         ({"tokens": [10**6]}, "token id 1000000 is not in the vocabulary"),
         ({"prompt": "word " * 3000}, "prompt is too long"),
         ({"message": "a", "logit_bias": {"99999999": 1}}, "logit_bias has the id 99999999"),
