@@ -144,7 +144,7 @@ Binding::Binding(ort::Session* session) { check(ort::call(kCreateIoBinding, sess
 Binding::~Binding() { ort::call<void>(kReleaseIoBinding, binding_); }
 void Binding::input(const char* name, const Value& value) {
   check(ort::call(kBindInput, binding_, name, static_cast<const ort::Value*>(value.get())), name);
-  inputs_.insert(name);
+  if (std::string(name).compare(0, 5, "lora.") != 0) inputs_.insert(name);  // an adapter's are optional
 }
 void Binding::output(const char* name, const Value& value) {
   check(ort::call(kBindOutput, binding_, name, static_cast<const ort::Value*>(value.get())), name);
