@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import KernelNoise
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
@@ -24,7 +25,8 @@ from edgedecode.pack.manifest import ModelEntry
 from .checks.model_checks import check_file, check_noise, check_parity, opened
 from .checks.reference import Reference
 from .gguf.importance_file import sums_of
-from .gguf.model_file import GgufFile, check_gguf_network
+from .gguf.model_file import GGUF_FILE, FileDrawing, GgufFile, check_gguf_network
+from .gguf.network_tensors import rounded_weights
 from .gguf.row_source import StoredRows
 from .graph.checkpoint import Checkpoint
 from .graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, Drawing, draw, graph_entry, write_exact
@@ -37,20 +39,20 @@ from .imports.gguf_source import open_gguf_source
 from .job import ModelJob
 from .kept_steps import KeptSteps
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
-from .recipes.activation_choice import choose_activations, write_text
+from .recipes.activation_choice import choose_activations, opened_wide
 from .recipes.activation_errors import some_of
 from .recipes.calibration import TOKENS, Tokens, find_moments, sample_texts
 from .recipes.loss import measure_loss
 from .recipes.matrix_choice import TOKENS as WIDTH_TOKENS
-from .recipes.matrix_choice import choose_matrices, expected_changes, find_gradients
+from .recipes.matrix_choice import choose_matrices, expected_changes, find_gradients, matrix_sizes
 from .stages import Stages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
-_UNCALIBRATED = "its 4-bit weights are rounded to nearest: calibration needs an exported graph"
-GGUF_FILE, PLAN_FILE = "model.gguf", "gguf.json"
+PLAN_FILE = "gguf.json"
+_WITHOUT_TEXT = "give one with --calibrate-text, or --no-calibrated"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, steps: KeptSteps, stages: Stages) -> ModelEntry:
@@ -80,20 +82,19 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         if job.gguf is not None and not job.gguf.planned:
             check_gguf_network(job.source, network)
         windows = find_windows(network, context=job.context)
-        hybrid = job.source.shape.architecture in HYBRIDS
-        drawing = None if hybrid else _drawing(job, network, windows=windows)
-    if drawing is None:
-        return _file_only(job, network, checkpoint, pack=pack, stages=stages, windows=windows)
+        recipe = job.recipe.among(matrix_sizes(network), layers=job.source.shape.layers)
+        job = replace(job, recipe=recipe)
+        drawing = _drawing(job, network, windows=windows)
+    reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+    work = _ModelSteps(job, pack, checkpoint, stages, drawing)
+    if isinstance(drawing, FileDrawing):
+        return _file_only(work, reference, steps, windows=windows)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     entry = _entry(job, drawing, parameters=parameters, window=windows.size)
     entry = replace(entry, notes=(*entry.notes, *_left_out(checkpoint)))
-    reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-    work = _ModelSteps(job, pack, checkpoint, stages, drawing)
-    work = _written(work, entry, reference, steps, windows=windows)
-    job, drawing = work.job, work.drawing
-    entry, reference = replace(entry, quantization=job.recipe.remark), reference.rounding(job.recipe)
-    if job.recipe.calibrated:
-        reference = reference.reading(StoredRows(drawing.weights, work.folder / WEIGHTS_FILE))
+    work = _written(work, lambda place: entry, reference, steps, windows=windows)
+    job, drawing = work.job, work.graph
+    entry, reference = replace(entry, quantization=job.recipe.remark), work.rounded(reference)
     text: Tokens = ()
     if job.recipe.quantized:
         text = steps.value("text", list[list[int]], lambda: work.own_text(entry))
@@ -106,26 +107,29 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
     return work.with_gguf(entry, reference, windows=windows)
 
 
-def _file_only(
-    job: ModelJob, network: PreTrainedModel, checkpoint: Checkpoint, *, pack: Path, stages: Stages, windows: Windows
-) -> ModelEntry:
+def _file_only(work: _ModelSteps, reference: Reference, steps: KeptSteps, *, windows: Windows) -> ModelEntry:
     """Write and check a GGUF file, which is all that a pack has of a model whose graph no builder draws."""
-    assert job.gguf is not None
-    file, path = f"{job.role}/{GGUF_FILE}", pack / job.role / GGUF_FILE
-    with stages.stage(f"{job.role}: gguf", sum(each.numel() for each in network.parameters())) as advance:
-        content = GgufFile(job.gguf, job.source, network, windows=windows, stored=job.recipe)
-        reading = content.write(path, progress=advance, release=checkpoint.release)
-    source = open_gguf_source(path)
-    entry = replace(file_entry(source, file, license=job.license), source=job.source.origin)
-    uncalibrated = (_UNCALIBRATED,) if 4 in (job.recipe.body.bits, job.recipe.head.bits) else ()
-    notes = (*job.notes, *_left_out(checkpoint), *uncalibrated, *reading.notes)
-    entry = replace(entry, notes=notes, parity=reading.measured)
-    if note := not_on_kernels(entry, pack):
-        return replace(entry, notes=(*entry.notes, f"its results were not checked: {note}"))
-    reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-    with stages.stage(f"{job.role}: parity"):
-        parity = check_file(entry, pack, reference=reference, texts=job.texts)
-    return replace(entry, parity={**entry.parity, **parity})
+    role, origin = work.job.role, work.job.source.origin
+
+    def made(pack: Path) -> ModelEntry:
+        source = open_gguf_source(pack / role / GGUF_FILE)
+        return replace(file_entry(source, f"{role}/{GGUF_FILE}", license=work.job.license), source=origin)
+
+    work = _written(work, made, reference, steps, windows=windows)
+    assert isinstance(work.drawing, FileDrawing)
+    elements = sum(each.numel() for each in reference.network.parameters())
+    with work.stages.stage(f"{role}: gguf", elements) as advance:
+        reading = work.drawing.write_graph(work.folder, progress=advance, release=work.checkpoint.release)
+    entry = made(work.pack)
+    notes = (*work.job.notes, *_left_out(work.checkpoint), *reading.notes)
+    quantization = work.job.recipe.remark or entry.quantization
+    entry = replace(entry, notes=notes, parity=reading.measured, quantization=quantization)
+    if note := not_on_kernels(entry, work.pack):
+        entry = replace(entry, notes=(*entry.notes, f"its results were not checked: {note}"))
+    else:
+        entry = work.file_checked(entry, work.rounded(reference), steps)
+    (work.folder / WEIGHTS_FILE).unlink()
+    return entry
 
 
 def _left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -135,10 +139,18 @@ def _left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _written(
-    work: _ModelSteps, entry: ModelEntry, reference: Reference, steps: KeptSteps, *, windows: Windows
+    work: _ModelSteps,
+    entry_in: Callable[[Path], ModelEntry],
+    reference: Reference,
+    steps: KeptSteps,
+    *,
+    windows: Windows,
 ) -> _ModelSteps:
-    """Write the weights; return the steps for them, whose job has the matrices with 8 bits if these are measured."""
-    calibration = _Calibration(work, entry, reference)
+    """Write the weights; return the steps for them, whose job has the matrices with 8 bits if these are measured.
+
+    entry_in: returns the entry of the model as written to a folder.
+    """
+    calibration = _Calibration(work, entry_in, reference)
     if (job := work.job).measured_widths:
         chosen = steps.value("widths", list[str], calibration.matrices)
         job = replace(job, recipe=replace(job.recipe, matrices=tuple(chosen)))
@@ -158,11 +170,23 @@ class _ModelSteps:
     pack: Path
     checkpoint: Checkpoint
     stages: Stages
-    drawing: Drawing
+    drawing: Drawing | FileDrawing
 
     @property
     def folder(self) -> Path:
         return self.pack / self.job.role
+
+    @property
+    def graph(self) -> Drawing:
+        assert isinstance(self.drawing, Drawing)
+        return self.drawing
+
+    def rounded(self, reference: Reference) -> Reference:
+        """Return a reference with the weights as written."""
+        reference = reference.rounding(self.job.recipe)
+        if not self.job.recipe.calibrated:
+            return reference
+        return reference.reading(StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE))
 
     def write_weights(self, calibration: _Calibration) -> None:
         """Write the weights, calibrated if the recipe asks for that."""
@@ -176,27 +200,42 @@ class _ModelSteps:
         weights.calibrate({})  # moments take more memory than the weights
 
     def own_text(self, entry: ModelEntry) -> list[list[int]]:
-        """Return text that the model writes, to be measured on."""
-        with self.stages.stage(f"{self.job.role}: text", CHOICE_TOKENS) as advance:
-            text = write_text(self.job, entry, self.drawing.model, pack=self.pack, progress=advance)
-        return [list(tokens) for tokens in text]
+        """Return the model's answers to the built-in prompts, to be measured on: not what it was calibrated on."""
+        texts, made = self.job.texts, self.drawing
+        opening: AbstractContextManager[LanguageModel] = opened(entry, self.pack, texts)
+        if isinstance(made, Drawing):
+            opening = opened_wide(self.job, entry, made.model, pack=self.pack)
+        with self.stages.stage(f"{self.job.role}: text", CHOICE_TOKENS) as advance, opening as model:
+            found = sample_texts(model, texts.prompts, ends=texts.ends, tokens=CHOICE_TOKENS, seed=1, progress=advance)
+        return [list(tokens) for tokens in found]
 
     def chosen(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ActivationsEntry:
         """Choose activation bits for all graphs."""
         with self.stages.stage(f"{self.job.role}: activations", CHOICE_TOKENS) as advance:
             return choose_activations(
-                self.job, entry, self.drawing.model, reference, pack=self.pack, own_text=text, progress=advance
+                self.job, entry, self.graph.model, reference, pack=self.pack, own_text=text, progress=advance
             )
 
     def checked(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
         """Check the base graph and return the entry with its parity, and its loss on a text. Raises ExportError."""
         with self.stages.stage(f"{self.job.role}: parity"):
-            write_exact(self.drawing.model, self.folder / EXACT_FILE)
+            write_exact(self.graph.model, self.folder / EXACT_FILE)
             exact = f"{self.job.role}/{EXACT_FILE}"
             parity = check_parity(entry, self.pack, exact=exact, reference=reference, texts=self.job.texts)
             (self.folder / EXACT_FILE).unlink()
         entry = replace(entry, parity=parity)
         return self._with_loss(entry, reference, text) if text else entry
+
+    def file_checked(self, entry: ModelEntry, reference: Reference, steps: KeptSteps) -> ModelEntry:
+        """Check the GGUF file and return the entry with its parity, and its loss on a text. Raises ExportError."""
+        job = self.job
+        with self.stages.stage(f"{job.role}: parity"):
+            parity = check_file(entry, self.pack, reference=reference, texts=job.texts)
+        entry = replace(entry, parity={**entry.parity, **parity})
+        if not job.recipe.quantized:
+            return entry
+        text = steps.value("text", list[list[int]], lambda: self.own_text(entry))
+        return self._with_loss(entry, reference, text)
 
     def _with_loss(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
         """Return the entry with the loss on the answers in a text of `own_text`."""
@@ -211,7 +250,7 @@ class _ModelSteps:
     def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
         """Build and check the other requested graphs and return the entry with them. Raises ExportError."""
         job = self.job
-        variants = VariantJob(job.role, self.pack, job.graphs, self.drawing, reference, job.texts)
+        variants = VariantJob(job.role, self.pack, job.graphs, self.graph, reference, job.texts)
         for name in job.graphs.names[1:]:
             with self.stages.stage(f"{job.role}: {name} graph"):
                 entry = variants.add(name, entry)
@@ -252,8 +291,8 @@ class _ModelSteps:
 class _Calibration:
     """What is measured before the weights are written, each when it is first asked for."""
 
-    def __init__(self, work: _ModelSteps, entry: ModelEntry, reference: Reference) -> None:
-        self._work, self._entry, self._reference = work, entry, reference
+    def __init__(self, work: _ModelSteps, entry_in: Callable[[Path], ModelEntry], reference: Reference) -> None:
+        self._work, self._entry_in, self._reference = work, entry_in, reference
 
     @cached_property
     def _texts(self) -> Tokens:
@@ -269,7 +308,10 @@ class _Calibration:
             folder.mkdir()
             work.drawing.write_weights(folder, progress=lambda amount: None, release=work.checkpoint.release)
             work.drawing.write_graph(folder)
-            with opened(self._entry, Path(place), texts) as model:
+            entry = self._entry_in(Path(place))
+            if entry.gguf and (note := not_on_kernels(entry, Path(place))):
+                raise ExportError(f"no text to calibrate on can be written here, {note}: {_WITHOUT_TEXT}")
+            with opened(entry, Path(place), texts) as model:
                 return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
     @cached_property
@@ -297,7 +339,7 @@ class _Calibration:
             block_size=job.recipe.body.block_size,
             release=self._work.checkpoint.release,
         )
-        return choose_matrices(job.recipe, job.source.shape, changes)
+        return choose_matrices(job.recipe, matrix_sizes(self._reference.network), changes)
 
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -307,7 +349,11 @@ def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
     return network
 
 
-def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Drawing:
+def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Drawing | FileDrawing:
+    if job.source.shape.architecture in HYBRIDS:
+        assert job.gguf is not None
+        content = partial(GgufFile, job.gguf, job.source, network, windows=windows, recipe=job.recipe)
+        return FileDrawing(rounded_weights(network, job.recipe), content)
     # Only the 8-bit kernels compute a row bit-identically whatever the number of rows. A draft's proposals may differ
     # with the number of rows, because the target decides which tokens are emitted.
     early = job.recipe.body.bits == 8 or job.role == "draft"

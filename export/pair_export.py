@@ -166,11 +166,9 @@ def _job(
         raise ExportError(f"{source.name} supports {context} positions; its checks need at least {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    file_only = source.shape.architecture in HYBRIDS
-    if file_only:
+    if source.shape.architecture in HYBRIDS:
         _check_file_only(request, source)
     recipe, known = request.recipe.of(source.shape), request.importance if role == "target" else None
-    recipe = replace(recipe, calibrated=recipe.calibrated and not file_only)  # which is done with the pack's graph
     return ModelJob(
         role,
         source,
@@ -194,7 +192,6 @@ def _check_file_only(request: PairRequest, source: Source) -> None:
     """Raise ExportError for what needs a graph in the pack."""
     given = {
         "--graphs": request.graphs.names != BASE_ONLY.names,
-        "--calibrate-text": request.calibration_text is not None,
         "--imatrix": request.importance is not None,
         "--write-imatrix": request.importance_out is not None,
         "--noise-positions": request.noise_positions > 0,

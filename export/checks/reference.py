@@ -17,6 +17,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import ALL
 
 from ..gguf.row_source import BlockRows, StoredRows
 from ..graph.network import FULL, SLIDING, Windows
@@ -54,6 +55,11 @@ class Reference:
         self._windows = windows
         self._stored: StoredRows | None = None
         self._deltas: Mapping[str, LowRank] = {}
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have a state, which no mask keeps from the texts of a pass."""
+        return bool(ALL[type(self.network).__name__].recurrent)
 
     def of_originals(self) -> Reference:
         """Return a reference with the checkpoint's original weights."""
@@ -130,15 +136,25 @@ class Reference:
         body: Any = self.network.model
         calls: list[tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]] = []
         with ExitStack() as hooks:
-            for module in (*body.layers, body.norm):
+            for module in (*body.layers, getattr(body, "norm", None) or body.embedding_norm):  # LFM2's name
                 hook = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
                 hooks.callback(hook.remove)
             self.hidden(tokens, visible=visible, positions=positions)
         behind = torch.from_numpy(gradient)[None]
+        shared: Any = calls[0][2].get("shared_kv_states", {})  # Gemma 4's later layers read those of earlier ones
+        read = {kind: [each.requires_grad_() for each in pair] for kind, pair in shared.items()}
+        owed = {kind: [torch.zeros_like(each) for each in pair] for kind, pair in read.items()}
         with torch.enable_grad(), self._layers_on_demand():
             for module, (states, *more), named in reversed(calls):
                 states = states.detach().requires_grad_()
-                (behind,) = torch.autograd.grad(module(states, *more, **named), states, behind)
+                shared.update(read)
+                outputs, given = [module(states, *more, **named)], [behind]
+                for kind in [kind for kind in read if shared[kind] is not read[kind]]:  # this layer's own
+                    outputs, given = [*outputs, *shared[kind]], [*given, *owed.pop(kind)]
+                inputs = [states, *(each for kind in owed for each in read[kind])]
+                behind, *parts = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+                for total, part in zip((each for pair in owed.values() for each in pair), parts, strict=True):
+                    total += 0 if part is None else part
 
     def _masks(
         self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]

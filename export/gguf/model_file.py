@@ -13,21 +13,24 @@ from edgedecode.gguf.architectures import ALL, ARCHITECTURES, MAMBA2, Architectu
 from edgedecode.pack.manifest import Generation
 
 from ..base_model import Source
+from ..graph.drawing import WEIGHTS_FILE
 from ..graph.network import Windows
 from ..graph.recipe import Recipe
 from ..graph.weights_file import Weights
-from .hybrid_tensors import hybrid_tensors
 from .network_metadata import check_network, query_factor, window_notes, write_metadata
+from .network_tensors import tensors_of
 from .plan import make_plan, vectors_in
 from .rotation import Rotation, read_rotation
 from .row_source import StoredRows, kind_of
 from .specials import Specials, file_name, read_specials, write_vocabulary
-from .tensors import fields_of, tensors_of, write_file
+from .tensors import fields_of, write_file
 from .tokenizer_check import Reading, check_reading
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+GGUF_FILE = "model.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def check_gguf_network(source: Source, network: "PreTrainedModel") -> Rotation:
 class GgufFile:
     """The content of a model's file: keys, tensors and tokenizer.
 
-    stored: the weights of the pack's graphs, or the recipe by which those of a model without graphs are rounded.
+    stored: the pack's weights. recipe: that of a model without graphs, whose floats are not stored.
 
     Raises ExportError if llama.cpp does not support the model or the tokenizer.
     """
@@ -79,7 +82,8 @@ class GgufFile:
         network: "PreTrainedModel",
         *,
         windows: Windows,
-        stored: StoredRows | Recipe,
+        stored: StoredRows,
+        recipe: Recipe | None = None,
     ) -> None:
         import gguf
 
@@ -87,13 +91,16 @@ class GgufFile:
         self._rows, self._inner = shape.rows, _tokenizer(source)
         self._vocabulary = read_vocabulary(self._inner, rows=shape.rows, name=source.name)
         specials, rotation = _specials(self._inner, request, source), check_gguf_network(source, network)
-        factor = query_factor(network, shape, layout)
-        if isinstance(stored, Recipe):
-            self._tensors = [*hybrid_tensors(network, shape=shape, layout=layout, rotation=rotation, recipe=stored)]
-        else:
-            self._tensors = tensors_of(
-                network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor
-            )
+        tensors = tensors_of(
+            network,
+            shape=shape,
+            layout=layout,
+            rotation=rotation,
+            stored=stored,
+            recipe=recipe,
+            query_factor=query_factor(network, shape, layout),
+        )
+        self._tensors = [*tensors]
         self._writer = gguf.GGUFWriter(None, layout.name)
         kinds = [tensor.kind for tensor in self._tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
         main = max(sorted(set(kinds)), key=kinds.count)
@@ -118,6 +125,30 @@ class GgufFile:
         """
         plan = make_plan(self._writer, self._tensors, rows=self._rows, vectors=vectors_in(weights, file))
         path.write_text(plan.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class FileDrawing:
+    """A model's GGUF file whose weights are planned but not written yet; what `Drawing` is for a graph."""
+
+    weights: Weights
+    content: Callable[..., GgufFile]
+    """Makes the content for the weights `stored`."""
+
+    def write_weights(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
+        """Write the rounded weights, which the file is made from."""
+        self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
+
+    def write_graph(
+        self,
+        folder: Path,
+        *,
+        progress: Callable[[int], None] = lambda amount: None,
+        release: Callable[[], None] = lambda: None,
+    ) -> Reading:
+        """Write the file next to the weights; see `GgufFile.write`."""
+        content = self.content(stored=StoredRows(self.weights, folder / WEIGHTS_FILE))
+        return content.write(folder / GGUF_FILE, progress=progress, release=release)
 
 
 def _layout(source: Source, network: "PreTrainedModel") -> Architecture:

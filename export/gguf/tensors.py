@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import Architecture
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 
-from ..graph.model_shape import Shape
 from .rotation import Rotation
-from .row_source import ArrayRows, RowArray, Rows, StoredRows
+from .row_source import ArrayRows, RowArray, Rows
 
 if TYPE_CHECKING:
     import gguf
-    import torch
     from gguf import GGUFWriter
-    from transformers import PreTrainedModel
 
 _SUFFIXES = (".weight", ".bias")
 _CHUNK_ELEMENTS = 1 << 20
@@ -48,34 +44,6 @@ class Tensor:
         return self.rows.kind
 
 
-def tensors_of(
-    network: PreTrainedModel,
-    *,
-    shape: Shape,
-    layout: Architecture,
-    rotation: Rotation,
-    stored: StoredRows,
-    query_factor: float = 1.0,
-) -> list[Tensor]:
-    """Return all tensors of the file.
-
-    stored: the pack's matrices. query_factor: see `network_metadata.query_factor`.
-    """
-    found = list(factors_of(layout, rotation))
-    for name, parameter in network.named_parameters():
-        title = tensor_name(name, layout, layers=shape.layers)
-        head = shape.head_size if layout.reordered and ("q_proj" in name or "k_proj" in name) else 0
-        rows: Rows
-        if parameter.dim() == 1:
-            shift = 1.0 if layout.shifted and name.endswith("norm.weight") else 0.0
-            factor = query_factor if name.endswith("q_norm.weight") else 1.0
-            rows = ArrayRows(_vector(parameter, shift=shift, factor=factor))
-        else:
-            rows = stored.find(parameter)
-        found.append(Tensor(title, tuple(parameter.shape), rows, head))
-    return found
-
-
 def tensor_name(name: str, layout: Architecture, *, layers: int) -> str:
     """Return llama.cpp's name of a transformers parameter. Raises ExportError if it has none."""
     found = _name_map(layout.name, layers).get_name(name, try_suffixes=_SUFFIXES)
@@ -93,11 +61,6 @@ def _name_map(architecture: str, layers: int) -> gguf.TensorNameMap:
 
     architectures = {title: value for value, title in gguf.MODEL_ARCH_NAMES.items()}
     return gguf.get_tensor_name_map(architectures[architecture], layers)
-
-
-def _vector(parameter: torch.Tensor, *, shift: float, factor: float) -> FloatArray:
-    values = np.asarray(parameter.detach().float().numpy(), np.float32)
-    return np.asarray((values + np.float32(shift)) * np.float32(factor), np.float32)
 
 
 def factors_of(layout: Architecture, rotation: Rotation) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .model_shape import Shape
@@ -12,13 +13,19 @@ HEAD = "head"
 EMBEDDING = "embedding"
 """The embedding table's name, under which a tied head is stored too."""
 
-_PROJECTION = re.compile(r"\blayers\.(\d+)\.\w+\.(\w+)_proj$")
-_MATRICES = {"k": "k_v", "v": "k_v", "gate": "gate_up", "up": "gate_up"}
-"""The names in `Shape.matrices` of projections that always have the same width as another."""
+_PROJECTION = re.compile(r"\blayers\.(\d+)\.(?:\w+\.)?(\w+_proj\w*|\w+_linear|\w+_gate|w\d)$")
+_MATRICES = {"k": "k_v", "v": "k_v", "gate": "gate_up", "up": "gate_up"} | {
+    "w1": "gate_up", "w3": "gate_up", "w2": "down", "input_linear": "gate_up", "output_linear": "down",
+}  # fmt: skip
+"""The names in `Shape.matrices` of projections that have the same width as another, or another name in LFM2 or Granite
+4."""
+_IN_WORDS = {"k_v": "k, v", "gate_up": "gate, up"}
 _ATTENTION_INPUTS = ("q", "k_v", "qkv")
 _SHARED_INPUT = {
     re.compile(r"\battn\.(?:q|k|v)_proj$"): "attn.qkv_proj",
     re.compile(r"\bmlp\.(?:gate|up)_proj$"): "mlp.gate_up_proj",
+    re.compile(r"\bfeed_forward\.w[13]$"): "feed_forward.w1_w3",
+    re.compile(r"\blinear_attn\.in_proj_\w+$"): "linear_attn.in_proj",
 }
 
 
@@ -58,18 +65,22 @@ class Recipe:
         return self.name if self.raised is not None or self.calibrated else ""
 
     def of(self, shape: Shape) -> "Recipe":
-        """Return the recipe for a model of this shape.
+        """Return the recipe for a model of this shape, whose layers are alike."""
+        names = (f"{layer}.{name}" for layer in range(shape.layers) for name in shape.matrices)
+        return self.among(names, layers=shape.layers)
+
+    def among(self, names: Iterable[str], *, layers: int) -> "Recipe":
+        """Return the recipe for a model with matrices of these names, as in `matrix_name`.
 
         Raised are query, key and value, and the first and last layer: a guess, for want of a text to measure on.
         """
-        layers = range(shape.layers if self.raised is not None else 0)
-        matrices = tuple(
-            f"{layer}.{name}"
-            for layer in layers
-            for name in shape.matrices
-            if name in _ATTENTION_INPUTS or layer in (0, layers[-1])
-        )
-        return replace(self, layers=shape.layers, matrices=matrices)
+
+        def guessed(name: str) -> bool:
+            layer, _, matrix = name.partition(".")
+            return matrix in _ATTENTION_INPUTS or int(layer) in (0, layers - 1)
+
+        raised = () if self.raised is None else tuple(filter(guessed, names))
+        return replace(self, layers=layers, matrices=raised)
 
     def nbytes(self, shape: Shape) -> int:
         """Return the size of a model's stored weights, without norms and rotary tables."""
@@ -96,7 +107,7 @@ class Recipe:
         """Return the raised matrices in words, by the number of layers in which they are raised."""
         found: dict[int, list[str]] = {}
         for name, count in Counter(name.partition(".")[2] for name in self.matrices).most_common():
-            found.setdefault(count, []).append(name.replace("_", ", "))
+            found.setdefault(count, []).append(_IN_WORDS.get(name, name))
         return [
             f"{', '.join(names)} of {'all layers' if count == self.layers else count}" for count, names in found.items()
         ]
@@ -106,9 +117,15 @@ UNROUNDED = Recipe(Scheme(32), Scheme(32))
 
 
 def matrix_name(name: str) -> str:
-    """Return the layer and the name in `Shape.matrices`, as in `3.k_v`, of a projection named as in `scheme_of`."""
+    """Return the layer and the name in `Shape.matrices`, as in `3.k_v`, of a projection named as in `scheme_of`.
+
+    Hybrids have others beside these, such as `3.in_proj_qkv`.
+    """
     found = _PROJECTION.search(name)
-    return f"{found[1]}.{_MATRICES.get(found[2], found[2])}" if found is not None else ""
+    if found is None:
+        return ""
+    own = found[2].removesuffix("_proj")
+    return f"{found[1]}.{_MATRICES.get(own, own)}"
 
 
 def projection_name(name: str) -> str:

@@ -7,7 +7,7 @@ graph/passes/stored_weights.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from ..checks.reference import Reference
 from ..graph.passes.stored_weights import product_names, set_activations
 from ..job import ModelJob
 from .activation_errors import LIMIT, Measured, measure_products, some_of, wide_products
-from .calibration import Tokens, sample_texts
+from .calibration import Tokens
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,7 +51,7 @@ def choose_activations(
 ) -> ActivationsEntry:
     """Measure and choose activation bits for the graph `model`, whose weights are in `pack`. Leaves it unchanged.
 
-    own_text: as from `write_text`, for want of a text to calibrate on.
+    own_text: text that the model wrote, for want of one to calibrate on.
     A product gets 16 bits if its error with 8 bits exceeds `LIMIT`. If the model's top-1 agreement is then still much
     lower than with 16 bits everywhere, the limit is lowered.
     """
@@ -78,18 +78,11 @@ def choose_activations(
     )
 
 
-def write_text(
-    job: ModelJob,
-    entry: ModelEntry,
-    model: ir.Model,
-    *,
-    pack: Path,
-    progress: Callable[[int], None] = lambda amount: None,
-) -> Tokens:
-    """Let the model, with 16-bit activations, answer the built-in prompts: not what it was calibrated on."""
-    with _Trials(job, entry, model, pack).open(product_names(model)) as wide:
-        prompts, ends = job.texts.prompts, job.texts.ends
-        return sample_texts(wide, prompts, ends=ends, tokens=TOKENS, seed=1, progress=progress)
+def opened_wide(
+    job: ModelJob, entry: ModelEntry, model: ir.Model, *, pack: Path
+) -> AbstractContextManager[LanguageModel]:
+    """Open the model with 16-bit activations, as `opened`."""
+    return _Trials(job, entry, model, pack).open(product_names(model))
 
 
 def _least(

@@ -108,14 +108,17 @@ def find_moments(
 
 
 def hidden_states(reference: Reference, texts: Tokens) -> Iterator[FloatArray]:
-    """Yield the last hidden states, [tokens of a pass, hidden size]; texts in one pass are masked from each other."""
-    for tokens, visible, positions in passes(texts):
+    """Yield the last hidden states, [tokens of a pass, hidden size]; texts do not see each other."""
+    for tokens, visible, positions in passes(texts, apart=reference.recurrent):
         yield reference.hidden(tokens, visible=visible, positions=positions)
 
 
-def passes(texts: Tokens) -> Iterator[tuple[list[int], npt.NDArray[np.bool_], list[int]]]:
-    """Yield the tokens of a pass, which of them each one sees, and their positions."""
-    for batch in _batches(texts):
+def passes(texts: Tokens, *, apart: bool) -> Iterator[tuple[list[int], npt.NDArray[np.bool_], list[int]]]:
+    """Yield the tokens of a pass, which of them each one sees, and their positions.
+
+    apart: no two texts share a pass, as a mask does not keep them apart in recurrent layers.
+    """
+    for batch in (batch for some in ([[text] for text in texts] if apart else [texts]) for batch in _batches(some)):
         lengths = [len(text) for text in batch]
         owner = np.repeat(np.arange(len(batch)), lengths)
         visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])

@@ -7,6 +7,7 @@ the mean square of its error, times that of its gradient if the state's own grad
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from edgedecode.arrays import FloatArray
 
 from ..checks.reference import Reference
 from ..graph.error_feedback import Moments
-from ..graph.model_shape import Shape
 from ..graph.recipe import Recipe, matrix_name, projection_name
 from ..graph.scale_search import largest_scales
 from ..graph.weight_bytes import Matrix
@@ -25,6 +25,7 @@ from .calibration import Tokens, passes
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 TOKENS = 512
 """Length of the text that gradients are measured on, in tokens. More change the choice little."""
@@ -49,9 +50,9 @@ def find_gradients(
         return after
 
     with ExitStack() as hooks:
-        for name, module in _projections(original):
+        for name, module in _projections(original.network):
             hooks.callback(module.register_forward_hook(collect(name)).remove)
-        for tokens, visible, positions in passes(texts):
+        for tokens, visible, positions in passes(texts, apart=original.recurrent):
             signs = rng.choice(np.array([-1, 1], np.float32), (len(tokens), original.network.config.hidden_size))
             original.backward(tokens, signs, visible=visible, positions=positions)
             count += len(tokens)
@@ -72,7 +73,7 @@ def expected_changes(
     Calls `release` after each projection is read.
     """
     found: dict[str, float] = {}
-    for name, module in _projections(reference):
+    for name, module in _projections(reference.network):
         factors = moments[projection_name(name)].factors()
         unpredicted = np.concatenate([factor.diagonal() ** -2 for factor in factors]).reshape(-1, block_size)
         matrix = matrix_name(name)
@@ -85,9 +86,16 @@ def expected_changes(
     return found
 
 
-def choose_matrices(recipe: Recipe, shape: Shape, changes: Mapping[str, float]) -> list[str]:
+def matrix_sizes(network: PreTrainedModel) -> Mapping[str, int]:
+    """Return the number of weights of each matrix of the layers, by `matrix_name`."""
+    sizes: Counter[str] = Counter()
+    for name, module in _projections(network):
+        sizes[matrix_name(name)] += module.weight.numel()
+    return sizes
+
+
+def choose_matrices(recipe: Recipe, sizes: Mapping[str, int], changes: Mapping[str, float]) -> list[str]:
     """Return the matrices that change most for their size, in at most as many bytes as those of `recipe`."""
-    sizes = {name: shape.matrices[name.partition(".")[2]] for name in changes}
     room = sum(sizes[name] for name in recipe.matrices)
     found = set[str]()
     for name in sorted(changes, key=lambda name: -changes[name] / sizes[name]):
@@ -97,9 +105,9 @@ def choose_matrices(recipe: Recipe, shape: Shape, changes: Mapping[str, float]) 
     return [name for name in changes if name in found]
 
 
-def _projections(reference: Reference) -> Iterator[tuple[str, torch.nn.Linear]]:
+def _projections(network: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Linear]]:
     import torch
 
-    for name, module in reference.network.model.named_modules(prefix="model"):
+    for name, module in network.model.named_modules(prefix="model"):
         if isinstance(module, torch.nn.Linear) and matrix_name(name):
             yield name, module

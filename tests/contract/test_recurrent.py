@@ -1,6 +1,6 @@
 """Recurrent layers on our own kernels: drafts are dropped without a second pass, and every bit is plain decoding's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.skipif(tried() is None, reason="no kernels for this pro
 SHAPE = ToyShape(layers=4, context=512)
 TOKENS = np.random.default_rng(3).integers(0, SHAPE.rows, 400).tolist()
 STREAMS, ROUNDS, LENGTH = 10, 1000, 150
+SHARES = [0.3, 0.3, 0.15, 0.1, 0.05, 0.08, 0.02]
+"""Of the kinds of rounds in `Stream.round`."""
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,9 @@ def test_logits_are_those_of_llama_cpp(model: OnnxModel, gguf_opener: GgufOpener
 
 def inputs_of(state: OnnxState) -> list[FloatArray]:
     """Return what each convolution will read next of the settled rows: its state after the accepted ones."""
-    memory = state.recurrence
-    assert memory is not None
-    found = []
+    memory, found = state.recurrence, list[FloatArray]()
+    if memory is None:
+        return found
     for (_, values), (_, slots) in zip(memory._memories[0::2], memory._memories[1::2], strict=True):
         rows = slots.numpy()
         past = values.numpy()[HEADER:].reshape(-1, rows.shape[1])
@@ -83,17 +85,19 @@ def inputs_of(state: OnnxState) -> list[FloatArray]:
 class Stream:
     """A text that one state decodes in random rounds, and another state of the model token by token."""
 
-    def __init__(self, model: OnnxModel, rng: np.random.Generator, counts: dict[str, int]) -> None:
-        self.model, self.rng, self.counts = model, rng, counts
-        self.text = [int(rng.integers(SHAPE.rows))]
+    def __init__(
+        self, model: OnnxModel, rng: np.random.Generator, counts: dict[str, int], *, shares: Sequence[float] = SHARES
+    ) -> None:
+        self.model, self.rng, self.counts, self.shares = model, rng, counts, shares
+        self.text = [int(rng.integers(model.card.rows))]
         """One token more than the states have."""
-        self.state, self.plain = (model.new_state(SHAPE.context, rows=40, tree=True) for _ in range(2))
+        self.state, self.plain = (model.new_state(model.card.context, rows=40, tree=True) for _ in range(2))
         assert isinstance(self.state, OnnxState)
         assert isinstance(self.plain, OnnxState)
 
     def round(self) -> None:
         rng = self.rng
-        kind = rng.choice(["chain", "tree", "two passes", "undone", "failing", "cropped", "prompt"], p=SHARES)
+        kind = rng.choice(["chain", "tree", "two passes", "undone", "failing", "cropped", "prompt"], p=self.shares)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if len(self.text) > LENGTH:
             self.back(int(rng.integers(LENGTH // 2)))
@@ -119,7 +123,7 @@ class Stream:
 
     def grow(self, count: int, path: list[int], *, parents: list[int] | None = None, kind: str = "chain") -> None:
         """Run a round's passes: the last token, then nodes whose parents count from it."""
-        nodes = self.rng.integers(0, SHAPE.rows, count).tolist()
+        nodes = self.rng.integers(0, self.model.card.rows, count).tolist()
         if parents is None:  # a prompt: all of it is kept
             self.text += nodes
             rows = self.text[self.state.length :]
@@ -151,7 +155,7 @@ class Stream:
         assert self.state.length == self.plain.length == len(self.text)
         for found, wanted in zip(inputs_of(self.state), inputs_of(self.plain), strict=True):
             assert np.array_equal(found, wanted)
-        self.text.append(int(self.rng.integers(SHAPE.rows)))
+        self.text.append(int(self.rng.integers(self.model.card.rows)))
 
     def back(self, length: int) -> None:
         """Go back to a length, or where the state can: what it lacks is read again in the next round."""
@@ -188,9 +192,6 @@ def failing(state: OnnxState) -> Iterator[None]:
     finally:
         header[:] = right
         del memory.begin
-
-
-SHARES = [0.3, 0.3, 0.15, 0.1, 0.05, 0.08, 0.02]
 
 
 def test_random_rounds_are_plain_decoding(model: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from edgedecode.cli import main  # noqa: E402
 from edgedecode.decoding.model import LanguageModel  # noqa: E402
 from edgedecode.engines.interface import ModelRequest  # noqa: E402
 from edgedecode.engines.registry import find_runtime  # noqa: E402
+from edgedecode.export import model_export  # noqa: E402
 from edgedecode.export.graph.graph_request import WHOLE, GraphRequest, Span  # noqa: E402
 from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
@@ -154,6 +155,7 @@ def short_measurements() -> Iterator[None]:
     """Measure activations over a short text: most tests do not check the result."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(activation_choice, "TOKENS", SHORT_TEXT)
+        patch.setattr(model_export, "CHOICE_TOKENS", SHORT_TEXT)
         yield
 
 

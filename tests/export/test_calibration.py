@@ -21,6 +21,8 @@ from edgedecode.export.stages import Stages
 from edgedecode.testing import TableModel, toy_tables
 
 from .conftest import export, recipe
+from .gguf.test_hybrid_export import MODELS as HYBRID_MODELS
+from .tiny import write_network
 
 pytestmark = pytest.mark.export
 
@@ -52,6 +54,21 @@ def test_find_moments_are_those_of_the_inputs(llama: Path) -> None:
         (moments,) = found[name].pieces
         np.testing.assert_allclose(moments, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-5 * float((rows**2).mean()))
     assert set(found) == names
+
+
+def test_texts_of_a_recurrent_model_do_not_share_a_state(tmp_path: Path) -> None:
+    folder, texts = write_network(tmp_path / "model", HYBRID_MODELS["qwen35"]()), [list(range(10, 40)), [50, 51, 52]]
+    name = "model.layers.1.linear_attn.in_proj"
+    with reference_of(folder, recipe(4)) as reference:
+        (moments,) = find_moments(reference, texts, tied=True, wanted={name})[name].pieces
+    network, inputs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), list[FloatArray]()
+    read = network.model.layers[1].linear_attn.in_proj_qkv
+    read.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0][0].numpy()))
+    with torch.inference_mode():
+        for text in texts:
+            network.model(torch.tensor([text]))
+    rows = np.concatenate(inputs)
+    np.testing.assert_allclose(moments, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-5 * float((rows**2).mean()))
 
 
 def test_find_moments_cuts_long_texts_and_batches_short_ones(llama: Path) -> None:

@@ -78,7 +78,7 @@ def uninterrupted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         ("check_noise", [KEPT, *STEPS[2:], "target: gguf plan", "target: kernel noise"]),
         ("measure_loss", [KEPT, *STEPS[2:]]),
         ("choose_activations", [KEPT, *STEPS[1:]]),
-        ("write_text", [KEPT, *STEPS]),
+        ("opened_wide", [KEPT, *STEPS]),
         ("open_network", ["target: weights", *STEPS]),
     ],
 )

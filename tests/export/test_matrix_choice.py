@@ -25,11 +25,12 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 from .conftest import export, logits_of, opened, random_tokens
+from .gguf.test_hybrid_export import MODELS as HYBRID_MODELS
 from .gguf.test_own_graph import own_logits
 from .shapes import SHAPES
 from .test_calibration import reference_of
 from .test_refusals import rewrite
-from .tiny import TinyModel, write_model
+from .tiny import TinyModel, write_model, write_network
 
 pytestmark = pytest.mark.export
 
@@ -46,7 +47,8 @@ SIZES = [
 def test_chosen_matrices_have_the_largest_changes_in_the_same_bytes(shape: Shape, seed: int) -> None:
     rng, fixed = np.random.default_rng(seed), MEASURED.of(shape)
     changes = {f"{layer}.{name}": float(rng.gamma(0.2)) for layer in range(shape.layers) for name in shape.matrices}
-    chosen = replace(fixed, matrices=tuple(choose_matrices(fixed, shape, changes)))
+    sizes = {name: shape.matrices[name.partition(".")[2]] for name in changes}
+    chosen = replace(fixed, matrices=tuple(choose_matrices(fixed, sizes, changes)))
     room = fixed.nbytes(shape) - chosen.nbytes(shape)
     assert room >= 0
     value = {name: changes[name] / shape.matrices[name.partition(".")[2]] for name in changes}
@@ -56,11 +58,16 @@ def test_chosen_matrices_have_the_largest_changes_in_the_same_bytes(shape: Shape
         assert value[name] <= least or more > room
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3", "gemma4", "lfm2", "qwen35"])
 def test_gradients_are_those_of_the_last_hidden_state(name: str, tmp_path: Path) -> None:
-    folder, tokens = write_model(tmp_path / "model", SHAPES[name]), random_tokens(5)
+    """Also where layers read keys and values of others. Texts of hybrids do not share a pass, so there are few."""
+    hybrid, tokens = HYBRID_MODELS.get(name), random_tokens(5)
+    if hybrid is not None:
+        folder = write_network(tmp_path / "model", hybrid())
+    else:
+        folder = write_model(tmp_path / "model", SHAPES[name])
     with reference_of(folder, MEASURED) as reference:
-        found = find_gradients(reference, [tokens] * 2000)
+        found = find_gradients(reference, [tokens] * (60 if hybrid is not None else 2000))
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     outputs: dict[str, torch.Tensor] = {}
 
@@ -68,7 +75,7 @@ def test_gradients_are_those_of_the_last_hidden_state(name: str, tmp_path: Path)
         return lambda module, arguments, output: outputs.update({name: output})
 
     for path, module in network.named_modules():
-        if matrix_name(path):
+        if matrix_name(path) and isinstance(module, torch.nn.Linear):
             module.register_forward_hook(keep(path))
     hidden = network.model(torch.tensor([tokens])).last_hidden_state.flatten()
     squares = {path: torch.zeros(output.shape[-1]) for path, output in outputs.items()}
@@ -78,8 +85,10 @@ def test_gradients_are_those_of_the_last_hidden_state(name: str, tmp_path: Path)
             squares[path] += gradient[0].square().mean(dim=0)
     assert set(found) == set(squares)
     for path, expected in squares.items():
-        np.testing.assert_allclose(found[path], expected.numpy(), rtol=0.25)
-        assert float(found[path].sum()) == pytest.approx(float(expected.sum()), rel=0.05)
+        if hybrid is None:
+            np.testing.assert_allclose(found[path], expected.numpy(), rtol=0.25)
+        close = 0.05 if hybrid is None else 0.3
+        assert float(found[path].sum()) == pytest.approx(float(expected.sum()), rel=close), path
 
 
 def test_a_fragile_matrix_is_raised(tmp_path: Path) -> None:

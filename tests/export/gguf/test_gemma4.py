@@ -20,14 +20,18 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from edgedecode.runtimes.onnx.onnx_state import TREE_ROW_NBYTES
 from tests.contract.conftest import open_entry
 from tests.contract.reference import logits_of
+from tests.contract.test_recurrent import Stream
 from tests.contract.toy_graph import ToyShape, write_toy
 from tests.export.gguf.stock import stock_logits
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 EXACT, STOCK, TABLED = 2e-4, 5e-4, 1e-2
+ROUNDS = 1000
+"""10,000 passed, too."""
 CONTEXT, ROWS, WINDOW, LAYERS, SHARED = 640, 128, 24, 8, 4
 CONFIG = Gemma4TextConfig(
     vocab_size=ROWS,
@@ -186,6 +190,16 @@ def test_logits_are_those_of_llama_cpp(model: LanguageModel, folder: Path) -> No
     assert errors[:4].max() < 1e-4  # from here on, a value may lie between two entries, and has one or the other
     assert errors.mean() < STOCK
     assert np.abs(theirs - logits_of(model, tokens)).max() < TABLED
+
+
+def test_random_rounds_are_plain_decoding(model: OnnxModel) -> None:
+    """Chains, trees in one pass and two, undone ones, rollbacks and prompts, beyond the window."""
+    rng, counts = np.random.default_rng(5), dict[str, int]()
+    streams = [Stream(model, rng, counts, shares=[0.35, 0.3, 0.15, 0.1, 0.0, 0.08, 0.02]) for _ in range(4)]
+    for _ in range(ROUNDS):
+        streams[int(rng.integers(len(streams)))].round()
+    assert min(counts[kind] for kind in ("chain", "tree", "two passes", "undone", "cropped", "prompt")) > ROUNDS // 100
+    assert counts["landed below"] == 0
 
 
 def test_rows_without_logits_skip_layers_and_change_no_bit(model: LanguageModel) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from transformers import (
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.errors import ExportError
+from edgedecode.export import model_export
 from edgedecode.export.graph.graph_request import GraphRequest
+from edgedecode.export.graph.quantize import Scheme
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.contract.hybrid_gguf import random_model, tiny_granite, tiny_qwen
@@ -36,6 +38,8 @@ pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no
 ROWS, CONTEXT, EXACT, TABLED = 352, 1024, 5e-4, 1e-2
 """TABLED: llama.cpp computes Gemma's activation with a float16 table."""
 TOKENS = random_tokens(600)
+PROMPTS = Path(__file__).parents[3] / "apps" / "prompts.jsonl"
+FRAGILE = ("down_proj.weight", "output_linear.weight", "w2.weight")
 
 
 def qwen() -> PreTrainedModel:
@@ -231,6 +235,39 @@ def test_the_text_part_of_a_multimodal_model_is_exported(family: str, tmp_path: 
     assert f"text only: left out are {left_out}" in entry.notes
     with closing(opened(entry, tmp_path / "pack")) as opened_model:
         assert np.abs(logits_of(opened_model, TOKENS[:60]) - expected).max() < EXACT
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calibrated_weights_lose_less_and_a_fragile_matrix_gets_8_bits(name: str, tmp_path: Path) -> None:
+    """The export compares the file's own blocks with transformers. Loss is that of the text that the model writes."""
+    folder = write_network(tmp_path / "model", MODELS[name]())
+    tensors = load_file(folder / "model.safetensors")
+    fragile = next(each for each in tensors if "layers.1." in each and each.endswith(FRAGILE))
+    tensors[fragile][:, ::32] *= 30  # a large weight in each block makes the steps of the others coarse
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = replace(recipe(4), raised=Scheme(8, 32), calibrated=True)
+    text = PROMPTS if name != "lfm2" else None  # which one writes
+    found = export(folder, tmp_path / "pack", stored=stored, calibration=text).models["target"]
+    fixed = export(folder, tmp_path / "fixed", stored=replace(stored, calibrated=False)).models["target"]
+    wide = [
+        {each for each, tensor in tensors_in(pack / entry.gguf).items() if tensor.tensor_type.name == "Q8_0"}
+        for pack, entry in ((tmp_path / "pack", found), (tmp_path / "fixed", fixed))
+    ]
+    assert "blk.1.ffn_down.weight" in wide[0] - wide[1]
+    assert (tmp_path / "pack" / found.gguf).stat().st_size <= (tmp_path / "fixed" / fixed.gguf).stat().st_size
+    assert found.quantization.startswith("int4 block 32; int8: ")
+    assert found.quantization.endswith("calibrated")
+    assert found.parity["loss_kl"] < fixed.parity["loss_kl"]
+    assert {path.name for path in (tmp_path / "pack" / "target").iterdir()} == {"model.gguf"}
+
+
+def test_without_kernels_a_text_to_calibrate_on_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_export, "not_on_kernels", lambda *_: "only llama runs it: onnx: no kernels")
+    model, stored = write_network(tmp_path / "model", lfm2()), replace(recipe(4), calibrated=True)
+    with pytest.raises(ExportError, match="only llama runs it: onnx: no kernels: give one with --calibrate-text"):
+        export(model, tmp_path / "pack", stored=stored)
+    entry = export(model, tmp_path / "pack", stored=stored, calibration=PROMPTS).models["target"]
+    assert entry.notes[-1] == "its results were not checked: only llama runs it: onnx: no kernels"
 
 
 def kinds_of_layers(config: dict[str, Any]) -> None:
