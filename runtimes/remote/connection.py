@@ -47,12 +47,11 @@ class Refused(TargetFailed):
 
 def checked_url(url: str) -> SplitResult:
     """Return the parts of a server's address. Raises InputError for what is none, or holds a key."""
-    parts = urlsplit(url)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    parts, usable = urlsplit(""), False
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    if "@" in (parts.netloc or url) or parts.query or parts.fragment:
         raise InputError(
             "--target-url has more than host, port and path: a key belongs into a variable that --target-key-env names"
         )
@@ -124,9 +123,10 @@ class Connection:
         """Yield the events of a streamed reply, server-sent ones or an object a line. Raises TargetFailed.
 
         Each may take as long as a reply. It has a connection of its own, which closing the iterator ends, so that the
-        server writes no more; that of the next stream is opened meanwhile.
+        server writes no more. Another one will follow: its connection is opened meanwhile.
         """
-        own = self._streams.pop() if self._streams else self._another()
+        streams, whole = self._streams, False
+        own = streams.pop() if streams else self._another()
         try:
             with own._told(), own._begun(path, body, monotonic() + self.seconds) as reply:
                 while line := reply.readline(_PIECE):
@@ -137,19 +137,20 @@ class Connection:
                         if event.get("error"):
                             raise TargetFailed(f"{self.host} ends its answer: {_said(event, line)}")
                         yield event
+                whole = True
         finally:
             own.close()
-            own._connect_ahead()
-            self._streams.append(own)
+            if not whole and streams is self._streams:  # this is not closed
+                own._connect_ahead()
+                streams.append(own)
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next request opens it again."""
-        if self._ahead is not None:
-            self._ahead.join()
-        for each in (self._open, *self._streams):
+        gone = (self._open, *self._streams)
+        self._open, self._streams, self._ahead = None, [], None
+        for each in gone:
             if each is not None:
                 each.close()
-        self._open, self._streams, self._ahead = None, [], None
 
     def _another(self) -> Connection:
         """Return a connection to the same server."""
@@ -164,6 +165,8 @@ class Connection:
         def connect() -> None:
             with suppress(OSError):  # the request tells
                 opening.connect()
+            if self._open is not opening:  # closed meanwhile
+                opening.close()
 
         self._ahead = Thread(target=connect, daemon=True)
         self._ahead.start()
@@ -220,7 +223,11 @@ class Connection:
             self._ahead = None
         self._open = self._open or self._made()
         if self._open.sock is None:
-            self._open.connect()
+            try:
+                self._open.connect()
+            except TimeoutError:
+                limit = min(_CONNECT_SECONDS, self.seconds)
+                raise Late(f"{self.host} cannot be reached within {limit:g} s") from None
         self._wait_until(deadline)
         base = self.parts.path.rstrip("/").removesuffix("/v1")  # with which OpenAI's clients are given it
         self._open.request("GET" if data is None else "POST", base + path, data, self._headers)

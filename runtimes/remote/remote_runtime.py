@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
+from urllib.parse import quote
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.wrapped_model import WrappedModel
@@ -96,9 +97,9 @@ class RemoteRuntime:
         try:
             context = _context_in(self._asked_about()) or context
             if self._kind.text:
-                asked = monotonic()
-                self._check_tokenizer()
-                away = monotonic() - asked
+                away = self._check_tokenizer()
+                if away >= _FAR_SECONDS:  # or the server had something to load first
+                    away = min(away, self._check_tokenizer())
             secure = connection.parts.scheme == "https" or re.match(_HERE, connection.parts.hostname or "")
             does = "verifies what is drafted here" if self._kind.verifies else "writes what is not written here"
             notice(f"the text leaves this device{'' if secure else ', unencrypted'}: {connection.host} {does}")
@@ -142,7 +143,7 @@ class RemoteRuntime:
             return found[0]
         if self._server.kind == "sglang":
             return connection.ask("/get_server_info")
-        return connection.ask(f"/props?model={model}" if model else "/props")
+        return connection.ask(f"/props?model={quote(model, safe='')}" if model else "/props")
 
     def _check_completions(self) -> None:
         """Raise CapabilityError if the server does not go on with a text as it is, but answers a message with it."""
@@ -160,17 +161,19 @@ class RemoteRuntime:
                 f"answer can go on there: for Ollama give --target-kind ollama"
             )
 
-    def _check_tokenizer(self) -> None:
-        """Raise IncompatiblePair if the server's tokenizer gives other ids."""
+    def _check_tokenizer(self) -> float:
+        """Return the seconds of the reply. Raises IncompatiblePair if the server's tokenizer gives other ids."""
+        asked = monotonic()
         theirs = tokens_of(self._connection, self._kind, PROBE)
+        seconds = monotonic() - asked
         if theirs is None:
             notice(f"{self._connection.host} does not tell its tokenizer: it must be the one of the device's model")
-            return
-        if theirs != self._tokenizer.encode(PROBE):
+        elif theirs != self._tokenizer.encode(PROBE):
             raise IncompatiblePair(
                 f"the model of {self._connection.host} has another tokenizer than the device's: give a file of its "
                 f"family with -m, and what drafts, if that is of another, with --draft"
             )
+        return seconds
 
 
 def remote_target(server: TargetServer, device: Runtime, tokenizer: Tokenizer, ends: frozenset[int]) -> Runtime:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from edgedecode.errors import InputError
 from edgedecode.text.tokenizer import TextTokens
 
 from .connection import Connection, TargetFailed
@@ -105,11 +106,11 @@ class TokenStream:
         """Return the next token. Raises TargetFailed, also at the end."""
         try:
             self._last = next(self._ids)
-            if not 0 <= self._last < self._size:
+            if type(self._last) is not int or not 0 <= self._last < self._size:
                 raise LookupError(f"token {self._last}")
         except StopIteration:
             raise TargetFailed(f"{self._connection.host} writes nothing") from None
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, InputError) as error:  # a text that is none, too
             raise self._connection.misread(error) from None
         self._length += 1
         return self._last

@@ -83,7 +83,14 @@ def test_a_server_that_takes_text_writes_whole_answers(kind: str, server: Runnin
 
 @pytest.mark.parametrize("kind", WRITING)
 @pytest.mark.parametrize(
-    "fault", [(0, b""), (0, b"HTTP/1.1 200 OK\r\n\r\ndata: {"), (500, b"no"), (200, b"data: {}\n\n")]
+    "fault",
+    [
+        (0, b""),
+        (0, b"HTTP/1.1 200 OK\r\n\r\ndata: {"),
+        (500, b"no"),
+        (200, b"data: {}\n\n"),
+        (200, b'data: {"tokens": [1.5], "choices": [{"text": "\\ud800"}], "response": "\\ud800"}\n\n'),
+    ],
 )
 def test_where_a_writing_server_goes_every_answer_ends(
     kind: str, fault: tuple[int, bytes], small: None, server: Running

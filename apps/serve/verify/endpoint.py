@@ -21,7 +21,7 @@ from .states import MOST_ROWS, Held
 
 _MOST_TOKENS = 1 << 20
 _LEAST_NBYTES = 512
-"""Of a reply that is compressed, to half, if the client takes that."""
+"""Shorter replies are not compressed; longer ones become half as long."""
 MOST_TOP = 64
 """Likeliest tokens of a row: those that a sampler's helper finds."""
 
