@@ -109,7 +109,10 @@ def test_redirects_are_not_followed() -> None:
         ("http://user:secret@[::1", "a key belongs into a variable"),
         ("http://host:8000/?key=secret", "a key belongs into a variable"),
         ("http://host:8000/#secret", "a key belongs into a variable"),
-        *((url, "is no address") for url in ("host:8000", "ftp://host", "http://", "http://host:99999", "http://[::1", "")),
+        *(
+            (url, "is no address")
+            for url in ("host:8000", "ftp://host", "http://", "http://host:99999", "http://[::1", "")
+        ),
     ],
 )
 def test_addresses_are_checked(url: str, said: str) -> None:
