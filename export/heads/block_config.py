@@ -1,8 +1,9 @@
 """What config.json says of a block drafter: DFlash, and DSpark, which adds a Markov chain between its rows.
 
 Facts: SGLang (models/dspark.py, dflash.py), mlx-vlm (drafters/qwen3_dspark), onnxruntime-genai (builders/dspark.py),
-and the configurations of LFM2.5's DSpark. Publishers write its fields at the top, or in `dflash_config`. None is
-guessed.
+and the configurations of LFM2.5's DSpark. Publishers write its fields at the top, or in `dflash_config`. Two have
+defaults: `sample_from_anchor` is true only of a head with a Markov chain, and `rope_is_neox_style` is true. What sizes
+the graph is never guessed.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from edgedecode.decoding.policy import MAX_DRAFT
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import BLOCK_HEAD
 
@@ -28,6 +30,7 @@ class _Block:
     mask_token_id: int | None = None
     target_layer_ids: tuple[int, ...] | None = None
     num_target_layers: int | None = None
+    draft_vocab_size: int | None = None
     markov_rank: int | None = None
     markov_head_type: str | None = None
     sample_from_anchor: bool | None = None
@@ -64,6 +67,7 @@ class BlockConfig:
         says, kinds = self._fields, {*(self._fields.layer_types or ())} - {"full_attention"}
         others = {
             f"layers with {min(kinds, default='')}": kinds,
+            f"a sliding window of {self._config.window} positions": self._config.window,
             "causal attention in a block": says.is_causal,
             "biases of attention": says.attention_bias,
             f"attention of the kind {says.attention_mode}": says.attention_mode not in (None, "gqa"),
@@ -79,27 +83,39 @@ class BlockConfig:
         says = self._fields
         return next((each for each in (says.rope_is_neox_style, says.is_neox_style) if each is not None), True)
 
-    def shape(self, *, rank: int, rows: int | None) -> HeadShape:
-        """Return the sizes. rank: of the Markov head; 0: there is none. rows: of own logits; None: the target's."""
+    def shape(self, *, rank: int, rows: int | None, layers: int) -> HeadShape:
+        """Return the sizes. rank: of the Markov head; 0: there is none. rows: of own logits; None: the target's.
+
+        layers: those that the tensors are of.
+        """
         says, taps = self._fields, self._fields.target_layer_ids or ()
         assert says.block_size is not None
         assert says.mask_token_id is not None
         shape = self._config.plain_shape(rows=rows)
         if (stated := says.markov_rank) is not None and stated != rank:
             raise ExportError(f"{self._where} says markov_rank {stated}, the tensors have {rank}: one is wrong")
+        if self._config.layers != layers:
+            raise ExportError(
+                f"{self._where} says num_hidden_layers {self._config.layers}, the tensors have {layers}: one is wrong"
+            )
+        if others := [each for each in (says.draft_vocab_size, rows) if each not in (None, shape.vocabulary)]:
+            raise ExportError(
+                f"{self._where} says vocab_size {shape.vocabulary}, and draft_vocab_size or lm_head has "
+                f"{others[0]}: an own draft vocabulary is not supported"
+            )
         if not 0 <= says.mask_token_id < shape.vocabulary:
             raise ExportError(f"{self._where}: mask_token_id {says.mask_token_id} is none of {shape.vocabulary} ids")
         if not taps or min(taps) < 0 or any(after <= before for before, after in pairwise(taps)):
             raise ExportError(f"{self._where}: target_layer_ids {list(taps)} are no ascending layers")
         anchor = says.sample_from_anchor if says.sample_from_anchor is not None else rank > 0
-        if says.block_size < 2:
-            raise ExportError(f"{self._where}: block_size {says.block_size} is no block")
+        if not 2 <= says.block_size <= MAX_DRAFT:
+            raise ExportError(f"{self._where}: block_size {says.block_size}: blocks of 2 to {MAX_DRAFT} are supported")
         return replace(
             shape,
             kind=BLOCK_HEAD.name,
             tied=rows is None,
             taps=tuple(layer + 1 for layer in taps),  # outputs, which the next layers read
-            layers=self._config.layers,
+            layers=layers,
             block=says.block_size if anchor else says.block_size - 1,
             mask=says.mask_token_id,
             rank=rank,

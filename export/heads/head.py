@@ -5,6 +5,7 @@ All layouts become this one, so that the same head gives the same bytes whatever
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -72,7 +73,8 @@ class HeadShape:
     """The target's name, as the publisher gives it."""
     license: str = "unknown"
     kind: str = HEAD.name
-    """Or `MTP`: its layer reads an embedding and what follows its target's final norm, side by side in `fc`."""
+    """Or `MTP`: its layer reads an embedding and what follows its target's final norm, side by side in `fc`. Or
+    `BLOCK_HEAD`: its layers read what `fc` makes of its target's outputs, and the embeddings of a block."""
     gated: bool = False
     """The matrix of queries also returns a gate for each head's result, behind its query."""
     layers: int = 1
@@ -188,6 +190,13 @@ class Head:
         if (whole := tensors.get(MARKOV[1])) is not None:
             tensors[MARKOV[1]] = HeadTensor((len(ids), whole.shape[1]), lambda: whole.read()[ids])
         return Head(self.shape, tensors, ids)
+
+
+def put(placed: dict[str, HeadTensor], name: str, tensor: HeadTensor, *, source: Path) -> None:
+    """Add a tensor under its new name. Raises ExportError if there is one."""
+    if name in placed:
+        raise ExportError(f"{source} has two tensors that are {name} here: one of its files is of another head")
+    placed[name] = tensor
 
 
 def checked_head(

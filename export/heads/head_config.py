@@ -162,6 +162,17 @@ class HeadConfig:
         kept = np.clip((original / waves - low) / (high - low), 0, 1)
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 
+    @property
+    def window(self) -> int:
+        """The positions that its first layer sees; 0: all."""
+        layer = self._layer
+        if layer.layer_types:
+            used = layer.layer_types[0] == "sliding_attention"
+        else:
+            said = layer.use_sliding_window
+            used = said if said is not None else not layer.model_type.startswith("qwen")
+        return (layer.sliding_window or 0) if used else 0
+
     def shape(self, *, rows: int | None, norms: Mapping[str, bool]) -> HeadShape:
         """Return the sizes and flags. rows: of lm_head; None: there is none. norms: whether the head has each."""
         fields, layer = self._fields, self._layer
@@ -209,7 +220,7 @@ class HeadConfig:
             context=layer.max_position_embeddings or 2048,
             vocabulary=layer.vocab_size,
             stretch=rope.factor if kind == "linear" else 1.0,
-            window=self._window,
+            window=self.window,
             taps=self._taps,
             norm_before_residual=bool(fields.norm_before_residual),
             norm_output=bool(fields.norm_output),
@@ -225,16 +236,6 @@ class HeadConfig:
     @property
     def _base(self) -> float:
         return self._rope.rope_theta or self._layer.rope_theta or 10000.0
-
-    @property
-    def _window(self) -> int:
-        layer = self._layer
-        if layer.layer_types:
-            used = layer.layer_types[0] == "sliding_attention"
-        else:
-            said = layer.use_sliding_window
-            used = said if said is not None else not layer.model_type.startswith("qwen")
-        return (layer.sliding_window or 0) if used else 0
 
     @property
     def _taps(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from ..frameworks import reason_of, refused
 from ..graph.checkpoint import weight_files
 from .block_config import BlockConfig
 from .gguf_head import read_gguf_head
-from .head import CONTEXT_NORM, FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head
+from .head import CONTEXT_NORM, FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head, put
 from .head_config import HeadConfig
 from .mtp_layer import has_mtp, is_gated, placed_mtp
 
@@ -85,9 +85,7 @@ def read_head(source: Path) -> Head:
     _check_kind(config, tensors, source=source)
     placed: dict[str, HeadTensor] = {}
     for name, tensor in _placed(config, tensors):
-        if name in placed:
-            raise ExportError(f"{source} has two tensors that are {name} here: one of its files is of another head")
-        placed[name] = tensor
+        put(placed, name, tensor, source=source)
     placed = _with_divisors(config, placed)
     lm_head = placed.get(OUTPUT)
     shape = config.shape(
@@ -109,11 +107,13 @@ def _block_drafter(source: Path, config: HeadConfig, tensors: Mapping[str, HeadT
         place = f"blk.{inside[1]}.{part}.{kind}" if inside else f"{_BLOCK_PLACES.get(module, module)}.{kind}"
         if part in _ROTATED and says.neox:
             tensor = HeadTensor(tensor.shape, partial(_paired, tensor, config.head_size, config.rotated))
-        placed[place], names[place] = tensor, name
+        put(placed, place, tensor, source=source)
+        names[place] = name
     rank, output = placed.get(MARKOV[0]), placed.get(OUTPUT)
     shape = says.shape(
-        rank=0 if rank is None else rank.shape[-1],
-        rows=None if output is None else output.shape[0],
+        rank=0 if rank is None else (rank.shape or (0,))[-1],
+        rows=None if output is None else (output.shape or (0,))[0],
+        layers=len({name.split(".")[1] for name in placed if name.startswith("blk.")}),
     )
     return checked_head(shape, _with_divisors(config, placed), None, published=lambda name: names.get(name, name))
 
@@ -170,7 +170,7 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     fc = tensors.get("fc.weight") or tensors.get("model.fc.weight")
     wide = 2 * config.hidden
     others = {
-        "a DSpark or DFlash (in speculators' layout)": "dspark" in kind or "dflash" in kind,
+        "a speculators' DSpark or DFlash": "dspark" in kind or "dflash" in kind,
         "a P-EAGLE": "peagle" in kind or "mask_hidden" in names,
         "an MTP": kind == "mtp",
         "a Medusa": "medusa" in names.lower(),
@@ -180,7 +180,8 @@ def _check_kind(config: HeadConfig, tensors: Mapping[str, HeadTensor], *, source
     for name, found in others.items():
         if found:
             raise ExportError(
-                f"{source} holds {name} head: heads of EAGLE-3's form, DSpark, DFlash and MTP layers are supported"
+                f"{source} holds {name} head: heads of EAGLE-3's form, MTP layers, and DSpark and DFlash in their own "
+                f"layout are supported"
             )
     flat = (name.removeprefix("model.") for name in tensors)
     layers = {name for name in flat if re.match(r"midlayer\.|layers\.\d+\.", name)}

@@ -14,7 +14,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 
-from .head import INPUT_NORM, TOKEN_NORM, HeadTensor
+from .head import INPUT_NORM, TOKEN_NORM, HeadTensor, put
 
 _FC, _NORM = "fc.weight", "output_norm.weight"
 _QWEN = {"pre_fc_norm_embedding": TOKEN_NORM, "pre_fc_norm_hidden": INPUT_NORM, "norm": _NORM, "fc": _FC}
@@ -65,7 +65,7 @@ def placed_mtp(tensors: Mapping[str, HeadTensor], layers: int, *, source: Path) 
             raise ExportError(f"{source} holds {kind}, {other[:60]}: only one dense layer with attention is supported")
     if (count := max(layer for layer, _ in found.values()) + 1) > 1:
         raise ExportError(f"{source} holds {count} MTP layers: one is supported")
-    placed = {}
+    placed: dict[str, HeadTensor] = {}
     for name, (_, part) in found.items():
         tensor, place = tensors[name], _place(part)
         if len(tensor.shape) == 1 and place.endswith("norm.weight") and name.startswith("mtp."):
@@ -73,7 +73,7 @@ def placed_mtp(tensors: Mapping[str, HeadTensor], layers: int, *, source: Path) 
         if part == _HIDDEN_FIRST:
             tensor = _changed(tensor, lambda values: np.roll(values, values.shape[1] // 2, axis=1))
         if place != OUTPUT:
-            placed[place] = tensor
+            put(placed, place, tensor, source=source)
     needed = (_FC, TOKEN_NORM, INPUT_NORM, _NORM, "blk.0.attn_q.weight", "blk.0.attn_output.weight")
     if missing := [place for place in needed if place not in placed]:
         names = ", ".join(sorted(name for name, place in _PLACES.items() if place == missing[0])) or missing[0]

@@ -24,9 +24,10 @@ from .layouts import read_head
 from .own_table import without_table
 from .target_rows import with_output
 
-MTP_ROWS = 32768
-"""Ids that an MTP layer or a block drafter proposes at most. By arithmetic, a step of Qwen3.5-0.8B's layer takes 0.37
-of its target's with the logits of 248,320 ids, and 0.07 with those of these."""
+TIED_ROWS = 32768
+"""Ids that a head proposes at most whose logits are its target's: an MTP layer, a block drafter or an assistant. By
+arithmetic, a step of Qwen3.5-0.8B's MTP layer takes 0.37 of its target's with the logits of 248,320 ids, and 0.07 with
+those of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
         bits = bits or (target.bits if target.bits in (4, 8) else 8)
         name = next(each for each in HEAD_NAMES if each not in manifest.files)
         if assistant is not None:
-            ids = _frequent_ids(manifest, root) if target.rows > MTP_ROWS else None
+            ids = _frequent_ids(manifest, root) if target.rows > TIED_ROWS else None
             with change.place(name).open("wb") as file:
                 entry = assistant.write(file, target, path=root / located.gguf, ids=ids, bits=bits, name=name)
             change.value["head"] = asdict(entry)
@@ -65,7 +66,7 @@ def add_head(root: Path, source: Path, *, bits: int | None = None, replace: bool
             return AddedHead(entry, (), doubtful=False)
         assert head is not None
         taps = _fitting(head, target, vocabulary_size=manifest.vocabulary_size)
-        if head.shape.kind != HEAD.name and head.shape.tied and head.ids is None and target.rows > MTP_ROWS:
+        if head.shape.kind != HEAD.name and head.shape.tied and head.ids is None and target.rows > TIED_ROWS:
             head = head.of_ids(_frequent_ids(manifest, root))
         head, note, is_other = without_table(with_output(head, located, root), located, root)
         entry = head_entry(head, file=name, bits=bits, taps=taps, source=source.resolve().name)
@@ -138,11 +139,11 @@ def _fitting_block(shape: HeadShape, target: ModelEntry) -> tuple[int, ...]:
 
 
 def _frequent_ids(manifest: Manifest, root: Path) -> IntArray:
-    """Return the ids that an MTP layer proposes: those a trim keeps without texts, which BPE orders by frequency."""
+    """Return the ids of `TIED_ROWS`: those a trim keeps without texts, which BPE orders by frequency."""
     tokenizer = pack_tokenizer(manifest, root, Budget())
     always = always_kept(tokenizer, manifest.generation)
     ranking = rank_ids([], always=always, vocabulary_size=tokenizer.size)
-    return np.sort(ranking.order[: max(MTP_ROWS, ranking.always)])
+    return np.sort(ranking.order[: max(TIED_ROWS, ranking.always)])
 
 
 def _other_target(head: Head, manifest: Manifest) -> str:

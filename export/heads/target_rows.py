@@ -4,6 +4,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.gguf.contents import read_contents
@@ -49,6 +51,9 @@ def with_output(head: Head, target: ModelEntry, root: Path) -> Head:
     ids, least = head.ids, 0 if head.ids is None else int(head.ids.max()) + 1
     if found is None or found.shape[1] != head.shape.hidden or found.shape[0] < least:
         raise ExportError("the head uses its target's output, and the pack does not say where that is")
+    if head.shape.rank and ids is None and found.shape[0] != head.shape.vocabulary:  # the chain's rows are as many
+        head = head.of_ids(np.arange(min(found.shape[0], head.shape.vocabulary)))
+        ids = head.ids
     matrix = found
     rows = matrix.shape[0] if ids is None else len(ids)
     output = replace(matrix, shape=(rows, matrix.shape[1]), read_first=None)

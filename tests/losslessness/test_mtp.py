@@ -165,7 +165,7 @@ def test_a_layer_of_another_size_is_left_out_and_its_model_runs(tmp_path: Path) 
 def test_large_vocabularies_are_trimmed(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids that every trim keeps are proposed, and then the first ones."""
     rows = Manifest.load(trained.pack).models["target"].rows
-    monkeypatch.setattr(pack_head, "MTP_ROWS", rows - 4)
+    monkeypatch.setattr(pack_head, "TIED_ROWS", rows - 4)
     pack_head.add_head(trained.pack, trained.path, replace=True)
     with edgedecode.load(trained.pack, threads=1) as opened:
         head = opened.drafts.hold("head")

@@ -139,7 +139,7 @@ def test_drafts_are_those_of_transformers(made: Made, pack: Path, tmp_path: Path
 def test_drafts_of_few_ids_are_those_of_transformers(
     made: Made, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack_head, "MTP_ROWS", 300)
+    monkeypatch.setattr(pack_head, "TIED_ROWS", 300)
     module = assistant()
     added = pack_head.add_head(pack, folder_of(module, tmp_path / "assistant"), bits=32)
     assert added.entry.rows < ROWS

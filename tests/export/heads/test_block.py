@@ -139,9 +139,16 @@ def test_a_block_is_the_formula(name: str, target: Target, tmp_path: Path) -> No
         assert chained.any(1).all() == (block.rank > 0)
 
 
-def test_few_ids_are_those_of_the_formula(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_head, "MTP_ROWS", 300)
+@pytest.mark.parametrize("padded", [False, True])
+def test_few_ids_are_those_of_the_formula(
+    padded: bool, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """padded: the drafter is for the tokenizer's ids, of which the target's output has more rows."""
     block, table = BLOCKS["dspark"], target.network.get_input_embeddings().weight.detach()
+    if padded:
+        block = replace(block, vocabulary=Manifest.load(target.pack).vocabulary_size)
+    else:
+        monkeypatch.setattr(pack_head, "TIED_ROWS", 300)
     assert pack_head.add_head(target.pack, block.write(tmp_path / "block"), bits=32).entry.rows < ROWS
     with edgedecode.load(target.pack, threads=1) as pair:
         (made,), model = drafted(pair, (1,)), pair.drafts.hold("head")
@@ -149,7 +156,8 @@ def test_few_ids_are_those_of_the_formula(target: Target, tmp_path: Path, monkey
         ids = model.card.token_ids
     assert ids is not None
     features = features_of(target.network, block.outputs)
-    base, rows, _ = draft(block, features=features, token=ANCHOR, table=table, output=table, count=1)
+    output = table[: block.vocabulary]
+    base, rows, _ = draft(block, features=features, token=ANCHOR, table=table, output=output, count=1)
     assert np.abs(made.base - base.numpy()[:, ids]).max() < EXACT
     chained = made.rows != made.base
     assert np.abs(made.rows - rows.numpy()[:, ids])[chained].max() < EXACT
@@ -203,11 +211,27 @@ def own(**fields: object) -> dict[str, object]:
 REFUSED: dict[str, tuple[dict[str, object], dict[str, torch.Tensor | None], str]] = {
     "no mask": (own(mask_token_id=None), {}, "does not say mask_token_id"),
     "no layers": (own(target_layer_ids=None), {}, "does not say target_layer_ids"),
+    "a huge block": ({"block_size": 16_000_000}, {}, "block_size 16000000: blocks of 2 to 64 are supported"),
+    "many layers": ({"num_hidden_layers": 10**7}, {}, "says num_hidden_layers 10000000, the tensors have 2: one is"),
+    "an own vocabulary": (
+        {"draft_vocab_size": 300},
+        {"lm_head.weight": torch.zeros(300, 64)},
+        "vocab_size 352, and draft_vocab_size or lm_head has 300: an own draft vocabulary is not supported",
+    ),
+    "fewer rows": ({}, {"lm_head.weight": torch.zeros(300, 64)}, "lm_head has 300: an own draft vocabulary"),
+    "more rows": ({}, {"lm_head.weight": torch.zeros(400, 64)}, "lm_head has 400: an own draft vocabulary"),
+    "a number for rows": ({}, {"lm_head.weight": torch.tensor(1.0)}, "lm_head has 0: an own draft vocabulary"),
+    "a norm twice": ({}, {"model.norm.weight": torch.zeros(64)}, "two tensors that are output_norm.weight here"),
     "no block": ({"block_size": None}, {}, "does not say block_size"),
     "no RoPE": ({"rope_theta": None}, {}, "does not say rope_theta"),
     "no head size": ({"head_dim": None}, {}, "does not say head_dim"),
     "two values": ({"mask_token_id": 8}, {}, "says mask_token_id twice"),
     "a window": ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "layers with sliding_attention"),
+    "a window for all": (
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
+        {},
+        "the block drafter has a sliding window of 64 positions, which is not supported",
+    ),
     "causal": ({"is_causal": True}, {}, "causal attention in a block"),
     "another chain": ({"markov_head_type": "rnn"}, {}, "a Markov head of the kind rnn"),
     "another rank": ({"markov_rank": 16}, {}, "says markov_rank 16, the tensors have 32"),

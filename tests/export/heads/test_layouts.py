@@ -224,7 +224,12 @@ def test_other_configurations_are_refused_in_one_line(name: str, tmp_path: Path)
 
 
 def test_other_speculators_are_refused_by_name(tmp_path: Path) -> None:
-    for kind, name in (("eagle", "EAGLE-1"), ("mtp", "MTP"), ("dflash", "DFlash"), ("peagle", "P-EAGLE")):
+    for kind, name in (
+        ("eagle", "EAGLE-1"),
+        ("mtp", "MTP"),
+        ("dflash", "a speculators' DSpark or DFlash head"),
+        ("peagle", "P-EAGLE"),
+    ):
         folder = write_speculators(tmp_path / kind, TinyHead(), speculators_model_type=kind)
         with pytest.raises(ExportError, match=name):
             read_head(folder)

@@ -129,6 +129,7 @@ REFUSED = {
     "no fc": ("mtp.fc.weight", None, r"lacks fc.weight \(eh_proj, fc, input_proj"),
     "no matrix": ("mtp.layers.0.mlp.up_proj.weight", None, "lacks 1 tensor, blk.0.ffn_up.weight: "),
     "another size": ("mtp.fc.weight", torch.zeros(32, 64), r"makes fc.weight \[64, 128\], the file has \[32, 64\]"),
+    "a norm twice": ("model.mtp.norm.weight", torch.zeros(64), "two tensors that are output_norm.weight here"),
     "a part of its own": ("mtp.layers.0.extra.weight", torch.zeros(2), "has, blk.0.extra.weight: "),
 }
 
