@@ -202,7 +202,9 @@ class Drafting:
             at_once=verdict.draft.at_once,
             match=verdict.draft.match,
             cut=round.returned - drafted,
-            stopped=self.plan.floor > 0 and round.returned < round.limit and verdict.outcome is not Outcome.ENDED,
+            stopped=self.plan.floor > 0
+            and round.returned < (verdict.draft.at_once or round.limit)
+            and verdict.outcome is not Outcome.ENDED,
         )
         started = self.clock()
         self.policy.observe(cost, self._offers.settle(self._tokens))

@@ -48,8 +48,8 @@ class Draft:
     """Length of the context suffix that a lookup found again; a longer match is more reliable. 0: no lookup."""
     vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)
     """Ids that its drafter could have proposed; None: all."""
-    at_once: bool = field(default=False, compare=False)
-    """One pass of its drafter's model computed all tokens."""
+    at_once: int = field(default=0, compare=False)
+    """Rows that one pass of its drafter's model computed, of tokens that it dropped too; 0: a pass for each token."""
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -63,7 +63,7 @@ class RoundCost:
     read: int = 0
     """Tokens the drafter's model had to prefill before it could propose."""
     draft_seconds: float = 0.0
-    at_once: bool = False
+    at_once: int = 0
     """As in `Draft`."""
     match: int = 0
     cut: int = 0
@@ -75,8 +75,8 @@ class RoundCost:
 
     @property
     def steps(self) -> int:
-        """Timed passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
-        return max(1, self.drafted + self.cut + self.stopped)
+        """Timed passes of the drafter's model without prefill, or rows of the one: one for each token, also dropped."""
+        return self.at_once or max(1, self.drafted + self.cut + self.stopped)
 
 
 @dataclass(frozen=True, slots=True)

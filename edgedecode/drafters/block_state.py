@@ -14,23 +14,21 @@ from .head_state import CHUNK, ReadingState
 class BlockState(ReadingState):
     """The KV cache: a row for each position whose features were read. A block's rows are dropped after its pass."""
 
-    at_once = True
-
     def __init__(self, head: BlockHead, target: FeatureState, *, capacity: int) -> None:
         super().__init__(head, target, capacity=capacity)
-        self._block, self._count = head, 0
+        self._block = head
         self._rows: FloatArray = np.empty((0, 0), np.float32)
         """Those of a block's logits that were not returned yet."""
 
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
-        self._count = min(super().reach(context, limit, plan), self._block.longest)
-        return self._count
+        self.at_once = max(0, min(super().reach(context, limit, plan), self._block.longest))
+        return self.at_once
 
     def catch_up(self, context: Sequence[int]) -> FloatArray:
         first, last = self._start - 1 + len(self._read), len(context) - 1
         while True:
             stop = min(first + CHUNK, last)
-            count, features = self._count if stop == last else 0, self._features.rows(first, stop)
+            count, features = self.at_once if stop == last else 0, self._features.rows(first, stop)
             self._rows = self._block.draft_block(context[last], self._state, features=features, count=count)
             self._settle(context[first + 1 : stop + 1])
             self._settled, first = len(self._read), stop

@@ -269,7 +269,7 @@ class ModelDrafter:
 
     def _draft(self, chain: Chain) -> Draft:
         if not chain.tokens:
-            return EMPTY_DRAFT
+            return replace(EMPTY_DRAFT, at_once=self.state.at_once)
         draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self._vocabulary, at_once=self.state.at_once)
         return replace(draft, probs=tuple(chain.probs), mode=DraftMode.SAMPLED) if self._setting.sampled else draft
 

@@ -40,8 +40,8 @@ class ModelState:
     outgrown: the context may have more tokens than `capacity`.
     """
 
-    at_once = False
-    """Whether one pass computes a whole draft."""
+    at_once = 0
+    """As in `Draft`, of the last one."""
     of_head = False
     """Whether its model is a drafting head."""
 

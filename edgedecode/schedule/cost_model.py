@@ -11,6 +11,9 @@ from .medians import STEADY, Recent
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
 """Upper bounds, in tokens, of the context lengths that share a table; one more table is for longer contexts."""
+PROMPT = 64
+"""A block drafter that reads more tokens than this reads a prompt, and what its other rounds do not explain is the cost
+of reading. With fewer, it is a round like others."""
 
 
 class CostModel:
@@ -69,12 +72,18 @@ class CostModel:
             return False
         per_round = cost.host_seconds
         if cost.at_once:  # further rows cost its pass as much, in shares of one row, as they do the target's
-            if cost.read > ENOUGH:
+            draft, host = self.drafts.setdefault(cost.drafter, DraftCost()), self.host.get(cost.drafter)
+            if cost.read > PROMPT:
+                if draft.step.value is not None and host is not None and host.value is not None:
+                    known = host.value + cost.steps * draft.step.value
+                    spent = (per_round + cost.draft_seconds) / table.step
+                    draft.read.observe(max(0.0, spent - known) / (cost.read - 2))
                 return table.has_moved
             slope = min(1.0, (table.c(cost.steps + 1) - 1) / cost.steps)
             step = slope * cost.draft_seconds / (1 + slope * (cost.steps - 1))
-            per_round += cost.draft_seconds - step * cost.steps
-            self.drafts.setdefault(cost.drafter, DraftCost()).step.observe(step / table.step)
+            reading = max(0, cost.read - 2) * (draft.read.value or 0.0) * table.step
+            per_round = max(0.0, per_round + cost.draft_seconds - step * cost.steps - reading)
+            draft.step.observe(step / table.step)
         elif cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
         self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(per_round / table.step)

@@ -134,18 +134,24 @@ def test_drafting_charges_a_model_for_an_empty_draft() -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "outcome", "stopped"),
-    [(0.5, Outcome.BONUS, True), (0.5, Outcome.ENDED, False), (0.0, Outcome.BONUS, False)],
+    ("floor", "outcome", "at_once", "stopped", "steps"),
+    [
+        (0.5, Outcome.BONUS, 0, True, 3),
+        (0.5, Outcome.ENDED, 0, False, 2),
+        (0.0, Outcome.BONUS, 0, False, 2),
+        (0.5, Outcome.BONUS, 4, True, 4),
+        (0.5, Outcome.BONUS, 2, False, 2),  # all of its rows, of which the plan would have taken more
+    ],
 )
 def test_drafting_charges_a_draft_that_ended_early_for_the_omitted_token(
-    floor: float, outcome: Outcome, stopped: bool
+    floor: float, outcome: Outcome, at_once: int, stopped: bool, steps: int
 ) -> None:
     policy = Scripted(Plan(4, "slow", floor=floor))
-    drafts = drafting(policy, slow(3, 4))
+    drafts = drafting(policy, Slow(lambda context, limit, rng: Draft((3, 4), at_once=at_once)))
     draft = drafts.propose([1, 2], room=8)
     drafts.spent(Verdict(draft, (3, 4, 5), (0, 1), outcome, verdict(draft).rows), pass_seconds=0.1, host_seconds=0.1)
     (cost,) = policy.costs
-    assert (cost.stopped, cost.steps) == (stopped, 2 + stopped)
+    assert (cost.stopped, cost.steps) == (stopped, steps)
 
 
 def test_drafting_at_rest_asks_no_drafter_and_keeps_every_cost() -> None:

@@ -9,10 +9,14 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.heads import HeadOutput
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.drafters.block_state import BlockState
 from edgedecode.drafters.head_state import CHUNK, HeadState
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.model_state import LEAST_WINDOW
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.sampler import Noise
 from edgedecode.testing import TableState
+from tests.toys import draft_setting
 
 VOCABULARY = 50
 
@@ -174,3 +178,39 @@ def test_a_full_window_starts_again_with_its_recent_half() -> None:
     target.length += 2
     drafted(state, context, 1)
     assert head.taken() == [([3, 4], [target.length - 2, target.length - 1])]
+
+
+class RecordingBlock(RecordingHead):
+    """A block drafter whose first rows are sure, and whose other ones know nothing."""
+
+    longest = 5
+
+    def __init__(self, sure: int) -> None:
+        super().__init__()
+        self._sure = sure
+
+    def draft_block(self, token: int, state: State, *, features: FloatArray, count: int) -> FloatArray:
+        assert isinstance(state, TableState)
+        state.parents += range(-1, len(features) - 1)
+        state.rows += [token] * len(features)
+        rows = np.zeros((count, VOCABULARY), np.float32)
+        rows[: self._sure, 7] = 20.0
+        return rows
+
+    def link(self, row: FloatArray, before: int) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("sure", [0, 2, 5])
+@pytest.mark.parametrize(("limit", "rows"), [(4, 4), (9, 5)])
+def test_a_block_counts_all_of_its_rows_however_many_tokens_are_kept(sure: int, limit: int, rows: int) -> None:
+    block, target = RecordingBlock(sure), Recorder(3)
+    drafter = ModelDrafter(
+        block,
+        draft_setting(VOCABULARY),
+        make=lambda: BlockState(block, target, capacity=64),  # type: ignore[arg-type]
+    )
+    drafter.begin([1, 2, 3, 4])
+    draft = drafter.propose([1, 2, 3, 4], limit, Noise(0), Plan(limit, floor=0.5))
+    assert draft.tokens == (7,) * min(sure, rows)
+    assert draft.at_once == rows
