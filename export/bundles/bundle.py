@@ -59,7 +59,7 @@ class BundleModel:
 
 @dataclass(frozen=True, slots=True)
 class BundleAdapter:
-    """A LoRA adapter: PEFT's matrices, or a GGUF file."""
+    """A LoRA adapter: PEFT's matrices, a GGUF file, or the native library's."""
 
     file: str
     role: str

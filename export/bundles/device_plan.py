@@ -1,14 +1,17 @@
 """Plans a bundle's memory on a device: the context, and whether the draft model fits."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.engines.interface import PlanningRuntime
+from edgedecode.adapters.adapter_memory import loaded_nbytes
+from edgedecode.engines.interface import ADAPTERS, PlanningRuntime
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import EngineRequest
-from edgedecode.errors import ExportError
+from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.memory.budget import Budget, Holder
+from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Manifest, ModelEntry
@@ -45,27 +48,43 @@ class MemoryFit:
 def fit_native(
     manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: Device, context: int | None
 ) -> MemoryFit:
-    """Fit the pack's models into the device's budget, as the native library opens them there.
+    """Fit the pack's models and its largest adapter into the device's budget, as the native library opens them there.
 
     context: positions asked for, which are not cut. Raises ExportError if not even the target fits.
     """
     engine = find_runtime("onnx")
     assert isinstance(engine, PlanningRuntime)
-    footprint = PackFootprint(
-        manifest,
-        root,
-        tokenizer=tokenizer,
-        engine=engine,
-        process=[Holder("app", _APP_NBYTES)],
-        budget=Budget(),
-        request=EngineRequest(threads=device.threads),
-    )
-    plan = footprint.fit(SessionOptions(context=context), device.budget_nbytes)
+
+    def planned(adapter: str | None) -> MemoryPlan:
+        footprint = PackFootprint(
+            manifest,
+            root,
+            tokenizer=tokenizer,
+            engine=engine,
+            process=[Holder("app", _APP_NBYTES)],
+            budget=Budget(),
+            request=EngineRequest(threads=device.threads, loading=(ADAPTERS,) if adapter else ()),
+        )
+        return footprint.fit(SessionOptions(context=context, adapter=adapter), device.budget_nbytes)
+
+    try:
+        plan = planned(_largest_adapter(manifest, root))
+    except CapabilityError:  # no graph takes adapters: they stay behind
+        plan = planned(None)
     if not plan.fits:
         raise _too_large(manifest.name, device, plan.least_running)
     drafts = bool({*_DRAFTERS} & {*plan.choice.drafters})
     cuts = tuple(f"{cut.what}: {cut.effect}" for cut in plan.cuts)
     return MemoryFit(plan.choice.context, drafts, {each.name: each.nbytes for each in plan.holders}, cuts)
+
+
+def _largest_adapter(manifest: Manifest, root: Path) -> str | None:
+    """Return the name of the target's adapter that takes the most memory; None: it has none that can be read."""
+    sizes = {}
+    for name in (name for name, each in manifest.adapters.items() if each.role == "target"):
+        with suppress(CapabilityError):
+            sizes[name] = loaded_nbytes(manifest, root, name)[0]
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def fit_npu(manifest: Manifest, root: Path, *, device: Device, context: int | None) -> MemoryFit:

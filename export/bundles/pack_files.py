@@ -13,6 +13,7 @@ from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 from edgedecode.typed_json import JsonValue
 
 from ..gguf.maker import GgufMaker
+from ..native.folder import NativeFolder
 from .bundle import BundleAdapter, BundleGraph, BundleModel
 from .request import NATIVE, PackageRequest
 
@@ -79,7 +80,7 @@ def chosen_manifest(request: PackageRequest, manifest: Manifest) -> Manifest:
 def copy_models(
     root: Path, request: PackageRequest, manifest: Manifest, *, roles: Iterable[str]
 ) -> dict[str, BundleModel]:
-    """Copy the models of these roles into the bundle at `root`."""
+    """Copy the models of these roles into the bundle at `root`; those of the native library's folder are there."""
     models: dict[str, BundleModel] = {}
     for role in roles:
         entry = manifest.located(role)
@@ -139,14 +140,23 @@ def copy_adapters(
     found = {}
     for name in manifest.adapters:
         entry = manifest.located_adapter(name)
-        suits = request.target.provider != NATIVE and entry.file.endswith(".gguf") != bool(request.target.provider)
-        if entry.role in roles and suits:
+        if entry.role in roles and entry.file.endswith(".gguf") != bool(request.target.provider):
             folder = f"{_ADAPTERS}/{name.replace(':', '-')}"
             file = _copy(request.pack / entry.file, root, f"{folder}/{Path(entry.file).name}")
             if entry.config:
                 _copy(request.pack / entry.config, root, f"{folder}/{Path(entry.config).name}")
             found[name] = BundleAdapter(file, entry.role, entry.rank)
     return found
+
+
+def native_adapters(folder: NativeFolder, manifest: Manifest) -> dict[str, BundleAdapter]:
+    """Return the adapters in the native library's folder."""
+    entries = manifest.adapters
+    return {
+        name: BundleAdapter(f"{NATIVE}/{each.file}", entries[name].role, entries[name].rank)
+        for model in folder.models.values()
+        for name, each in model.adapters.items()
+    }
 
 
 def _write_gguf(root: Path, pack: Path, entry: ModelEntry, role: str) -> str:

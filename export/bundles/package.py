@@ -22,7 +22,7 @@ from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..checks.model_checks import CheckTexts
-from ..native.folder import write_native_folder
+from ..native.folder import NativeFolder, write_native_folder
 from ..native.text_file import FILE
 from ..stages import Stages
 from ..trim.texts import bundled_prompts
@@ -30,7 +30,15 @@ from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bun
 from .device.run import UNPLANNED
 from .device_plan import MemoryFit, fit_llama, fit_native, fit_npu
 from .llama_commands import llama_commands
-from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_adapters, copy_models, soc_map_of
+from .pack_files import (
+    SOC_MAP,
+    check_pack_has,
+    chosen_manifest,
+    copy_adapters,
+    copy_models,
+    native_adapters,
+    soc_map_of,
+)
 from .recording import opened_test, write_prompts, write_replay
 from .request import NATIVE, PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
@@ -67,10 +75,11 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
         check_place(request.out, nbytes=needed * 5 // 4)
         with new_folder(request.out) as root:
             noise = 0.0 if native else _noise(request.pack, chosen, tokenizer, stages)
+            folder = None
             if native:
-                write_native_folder(request.pack, root / NATIVE, stages)
+                folder = write_native_folder(request.pack, root / NATIVE, stages, drafts=fit.drafts)
             with stages.stage("copy"):
-                bundle = _copied(root, request, chosen, fit, speeds, noise=noise)
+                bundle = _copied(root, request, chosen, fit, speeds, noise=noise, folder=folder)
             with stages.stage("self-test"):
                 most = min(fit.context, manifest.models["target"].context)
                 write_prompts(root / bundle.selftest.prompts, prompts, tokenizer, most=request.tokens, context=most)
@@ -134,13 +143,24 @@ def _lengths(bundle: Bundle) -> tuple[int, ...]:
 
 
 def _copied(
-    root: Path, request: PackageRequest, manifest: Manifest, fit: MemoryFit, speeds: Speeds, *, noise: float
+    root: Path,
+    request: PackageRequest,
+    manifest: Manifest,
+    fit: MemoryFit,
+    speeds: Speeds,
+    *,
+    noise: float,
+    folder: NativeFolder | None,
 ) -> Bundle:
-    """Copy everything but the templates; return the bundle without its listing."""
+    """Copy everything but the templates; return the bundle without its listing. folder: the native library's."""
     target, device = request.target, request.device
-    roles = [role for role in manifest.models if role != "draft" or fit.drafts]
+    roles = [role for role in manifest.models if role != "draft" or fit.drafts] if folder is None else [*folder.models]
     models = copy_models(root, request, manifest, roles=roles)
-    native = target.provider == NATIVE  # whose folder has these files in its own forms
+    adapters = copy_adapters(root, request, manifest, roles=roles) if folder is None else {}
+    native = folder is not None  # it has these files in its own forms
+    if folder is not None:
+        models = {role: replace(each, rows=folder.models[role].rows) for role, each in models.items()}
+        adapters = native_adapters(folder, manifest)
     texts = ((manifest.tokenizer, "tokenizer.json"), (manifest.chat_template, "chat_template.jinja"))
     for source, name in () if native else texts:
         if source is not None:
@@ -186,7 +206,7 @@ def _copied(
         plan=plan,
         selftest=replace(_SELFTEST, rounds=_REPLAY) if native else _SELFTEST,
         files={},
-        adapters=copy_adapters(root, request, manifest, roles=roles),
+        adapters=adapters,
         libraries=target.libraries,
     )
 
@@ -195,7 +215,7 @@ def _recorded(root: Path, request: PackageRequest, bundle: Bundle, fit: MemoryFi
     """Choose the draft length and record the answers on this machine's processor."""
     with opened_test(root, bundle, request.pack) as test:
         rounds = {}
-        for length in _lengths(bundle) if fit.drafts else ():
+        for length in _lengths(bundle) if "draft" in bundle.models else ():  # how long a head's are the library learns
             test.draft_length = length
             rounds[length] = [test.answer(one, drafts=True)[1] for one in test.prompts]
         plain, best = best_length(speeds, rounds)

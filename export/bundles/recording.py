@@ -37,7 +37,8 @@ def write_prompts(path: Path, prompts: Sequence[Prompt], tokenizer: Tokenizer, *
 
 
 class EngineModel:
-    """Implements the loop's `Model` with one of edgedecode's engines: llama.cpp's answers are recorded with it."""
+    """Implements the loop's `Model` with one of edgedecode's engines, which records the answers of bundles for
+    llama.cpp and for the native library."""
 
     def __init__(self, model: LanguageModel, *, context: int) -> None:
         self.context = context
@@ -72,7 +73,8 @@ def opened_test(root: Path, bundle: Bundle, pack: Path) -> Iterator[Selftest]:
         return
     context = test_context(read_prompts(root, described), described)
     runtime = "llama" if bundle.models["target"].gguf else "onnx"
-    with load(pack, runtime=runtime, options=LoadOptions(context=context)) as pair:
+    adapters = bundle.for_native and bool(bundle.adapters)  # whose graph the library runs
+    with load(pack, runtime=runtime, adapters=adapters, options=LoadOptions(context=context)) as pair:
         drafts = pair.draft if "draft" in bundle.models else None
         draft = None if drafts is None else EngineModel(drafts, context=context)
         yield Selftest(root, described, EngineModel(pair.target, context=context), draft, provider=runtime)

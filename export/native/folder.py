@@ -5,13 +5,14 @@ The library rewrites no graph and prepares no weights; what it cannot run is ref
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import edgedecode
 from edgedecode.adapters.adapter_memory import read_adapter
+from edgedecode.decoding.model import LowRank
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, NativeRuntime
 from edgedecode.engines.native_model import NativeModel
 from edgedecode.engines.registry import find_runtime
@@ -65,10 +66,13 @@ class NativeFolder:
         return value
 
 
-def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str = "float32") -> NativeFolder:
+def write_native_folder(
+    pack: Path, out: Path, stages: Stages, *, kv_type: str = "float32", drafts: bool = True
+) -> NativeFolder:
     """Write the folder `out`, which appears complete or not at all.
 
-    kv_type: of the target's KV cache, and of the draft's where it has that type. Raises CapabilityError for what the
+    kv_type: of the target's KV cache, and of the draft's where it has that type. drafts: False leaves the pack's draft
+    models out. Raises CapabilityError for what the
     native library cannot run, ManifestError for a damaged pack, ExportError for a place that cannot be written.
     """
     if out.resolve().is_relative_to(pack.resolve()):
@@ -79,10 +83,15 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
         engine = find_runtime(_ENGINE)
         assert isinstance(engine, NativeRuntime)
         tokenizer = pack_tokenizer(manifest, pack, Budget())
-        check_place(out, nbytes=2 * sum(manifest.weights_nbytes(role) for role in manifest.models) + _MORE_NBYTES)
+        read = [manifest.weights_nbytes(role) for role in manifest.models]
+        read += [(pack / manifest.located_adapter(name).file).stat().st_size for name in manifest.adapters]
+        check_place(out, nbytes=2 * sum(read) + _MORE_NBYTES)
         with new_folder(out) as root:
             turns = write_text(tokenizer, root, name=f"{manifest.name}: the pack")
-            models = _write_models(engine, manifest, pack, root, stages=stages, size=tokenizer.size, kv_type=kv_type)
+            size = tokenizer.size
+            models = _write_models(
+                engine, manifest, pack, root, stages=stages, size=size, kv_type=kv_type, drafts=drafts
+            )
             if (licenses := pack / "licenses").is_dir():
                 shutil.copytree(licenses, root / "licenses")
             with stages.stage("listing"):
@@ -102,12 +111,20 @@ def write_native_folder(pack: Path, out: Path, stages: Stages, *, kv_type: str =
 
 
 def _write_models(
-    engine: NativeRuntime, manifest: Manifest, pack: Path, root: Path, *, stages: Stages, size: int, kv_type: str
+    engine: NativeRuntime,
+    manifest: Manifest,
+    pack: Path,
+    root: Path,
+    *,
+    stages: Stages,
+    size: int,
+    kv_type: str,
+    drafts: bool,
 ) -> dict[str, NativeModel]:
     """Write target and draft; of the pack's draft models the one that answers would use by default."""
     loading = (ADAPTERS,) if manifest.adapters else ()
     wanted = preferred_drafters(manifest, runtime=_ENGINE, kv_type=kv_type, loading=loading, heads=True)
-    draft = next(map(role_of, wanted), "")
+    draft = next(map(role_of, wanted), "") if drafts else ""
     request = ModelRequest(manifest.located("target"), pack, "target", size, Budget(), needs=(f"kv:{kv_type}",))
     if draft == HEAD:
         request = replace(request, taps=manifest.located(HEAD).taps)
@@ -129,24 +146,30 @@ def _write_models(
 
 def _written(engine: NativeRuntime, request: ModelRequest, root: Path, manifest: Manifest | None) -> NativeModel:
     """Write a model with the pack's adapters for it; they stay behind where no graph of it takes them."""
-    entries = {
-        name: each for name, each in (manifest.adapters if manifest else {}).items() if each.role == request.name
-    }
-    if manifest is None or not entries:
+    matrices = {} if manifest is None else _readable_adapters(manifest, request)
+    if manifest is None or not matrices:
         return engine.native_model(request, root)
     try:
-        model = engine.native_model(
-            replace(request, needs=(*request.needs, ADAPTERS)),
-            root,
-            {name: read_adapter(manifest, request.root, name).matrices() for name in entries},
-        )
+        model = engine.native_model(replace(request, needs=(*request.needs, ADAPTERS)), root, matrices)
     except CapabilityError as error:
         if (root / request.name).exists():
             raise
-        notice(f"the adapters {', '.join(entries)} stay behind: {error}")
+        notice(f"the adapters {', '.join(matrices)} stay behind: {error}")
         return engine.native_model(request, root)
+    entries = manifest.adapters
     found = {name: replace(each, invocation=entries[name].invocation) for name, each in model.adapters.items()}
     return replace(model, adapters=found)
+
+
+def _readable_adapters(manifest: Manifest, request: ModelRequest) -> dict[str, Sequence[LowRank]]:
+    """Return the matrices of the pack's adapters for a model; one that cannot be read stays behind."""
+    found = dict[str, Sequence[LowRank]]()
+    for name in (name for name, each in manifest.adapters.items() if each.role == request.name):
+        try:
+            found[name] = read_adapter(manifest, request.root, name).matrices()
+        except CapabilityError as error:
+            notice(f"the adapter {name} stays behind: {error}")
+    return found
 
 
 def _listed(root: Path) -> dict[str, FileEntry]:

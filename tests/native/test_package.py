@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.adapters.adapter_memory import read_adapter
+from edgedecode.adapters.peft_folder import PeftAdapter
+from edgedecode.errors import CapabilityError
+from edgedecode.export.native import folder
+from edgedecode.pack.manifest import Manifest
 from tests.conftest import Refusal, Told
 from tests.export.conftest import run
+from tests.losslessness.adapters import write_twins
 
 pytest.importorskip("onnxruntime")
 
@@ -23,6 +29,26 @@ def test_the_folder_lists_its_files(told: Told, tmp_path: Path) -> None:
         ("target", 8192, False),
         ("draft", 4992, True),
     ]
+
+
+def test_an_adapter_that_cannot_be_read_stays_behind_alone(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = write_twins(tmp_path / "pack")
+
+    def read(manifest: Manifest, root: Path, name: str) -> PeftAdapter:
+        if name == "activated":
+            raise CapabilityError("it is of another kind")
+        return read_adapter(manifest, root, name)
+
+    asked = []
+    monkeypatch.setattr(folder, "read_adapter", read)
+    monkeypatch.setattr(folder, "check_place", lambda out, nbytes: asked.append(nbytes))
+    found = told("package", twins, "--native", "--out", tmp_path / "folder")
+    assert {*found["models"]["target"]["adapters"]} == {"ordinary", "alone"}
+    files = [each.stat().st_size for each in twins.rglob("adapters/**/*.safetensors")]
+    weights = Manifest.load(twins).weights_nbytes("target")
+    assert asked == [2 * (2 * weights + sum(files)) + 20_000_000]
 
 
 def test_a_float_model_is_refused(demo_pair: Path, refusal: Refusal, tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def _drafting(bundle: "Bundle") -> str:
     plan = bundle.plan
     speed = "" if plan.tokens_per_second is None else f", {plan.tokens_per_second:.0f} tokens/s"
     basis = f" ({plan.profile})"
+    if "head" in bundle.models:
+        return f"drafts of the head{speed} without{basis}"
     if not plan.draft_length or plan.drafted_per_second is None:
         return f"no drafts{speed}{basis}"
     return f"drafts of {plan.draft_length}{speed}, {plan.drafted_per_second:.0f} with drafts{basis}"
