@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
@@ -21,9 +22,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import edgedecode
-from edgedecode.cache import cache_folder
+from edgedecode.cache import cache_folder, facts_key
 from edgedecode.engines.child import signal_name
 from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
+from edgedecode.locks import FOLDER, wait_for_lock
 from edgedecode.typed_json import JsonValue, typed
 
 from .bundle import Bundle
@@ -65,6 +67,21 @@ class _Report:
 
 
 @dataclass(frozen=True, slots=True)
+class _Prompt:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    prompts: tuple[_Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    expected: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaneResult:
     """A lane's outcome. reason: why it could not run, or failed other than by its answers; empty: it ran."""
 
@@ -78,12 +95,11 @@ class LaneResult:
 
     @property
     def passed(self) -> bool:
-        scored = bool(self.answers) and all(each.tokens for each in self.answers)
-        unmeasured = [0.0 if each.equal else inf for each in self.answers]
-        found = zip(self.answers, unmeasured, strict=True)
-        gaps = [other if each.largest_gap is None else each.largest_gap for each, other in found]
-        within = all(gap <= self.tolerance for gap in gaps)
-        return self.ran and not self.reason and scored and within
+        return self.ran and not self.reason and bool(self.answers) and all(map(self._is_right, self.answers))
+
+    def _is_right(self, one: Answered) -> bool:
+        gap = one.largest_gap
+        return one.tokens > 0 and (one.equal if gap is None else gap <= self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +124,10 @@ def check_bundle(root: Path) -> Bundle:
 def run_lanes(
     root: Path, bundle: Bundle, *, sysroot: Path | None, threads: int | None, program: Path | None = None
 ) -> Iterator[LaneResult]:
-    """Run all lanes that can run here. Raises InputError for a bundle that none can.
+    """Run all lanes that can run here. Raises InputError for a bundle that none can, ManifestError for a damaged test.
 
-    sysroot: an arm64 Python's folder. threads: None: as planned. program: `edgedecode-run`; None: it is built.
+    sysroot: an arm64 Python's folder. threads: None: as planned. program: `edgedecode-run`, one for arm64 with a
+    sysroot; None: it is built.
     """
     if bundle.for_native:
         yield _run_native(root, bundle, program, sysroot, threads)
@@ -159,14 +176,14 @@ def _run_native(
     root: Path, bundle: Bundle, program: Path | None, sysroot: Path | None, threads: int | None
 ) -> LaneResult:
     """Replay the recorded answers: the native library must write the same ids, with and without drafts."""
-    lane = "native"
+    expected = _replayed(root, bundle)
+    lane = "native" if sysroot is None else "arm64"
     try:
-        program = program or built_program()
-        command, engine = [str(program)], own_engine()
+        program = program.absolute() if program else built_program()  # a name alone would be looked for in PATH
+        command = [str(program)]
         if sysroot is not None:
-            python, lane = arm64_python(sysroot), "arm64"
-            command = [*python.command[:-1], str(program)]
-            engine = next(iter(sysroot.absolute().rglob("libonnxruntime.so*")), engine)
+            command = [*arm64_python(sysroot).command[:-1], *command]
+        engine = own_engine() if sysroot is None else _engine_in(sysroot)
     except RuntimeUnavailable as error:
         return LaneResult(lane, reason=str(error), ran=False)
     words = [str(root / NATIVE), "--replay", str(root / bundle.selftest.rounds), "--engine", str(engine)]
@@ -181,32 +198,62 @@ def _run_native(
         said = (done.stderr.strip().splitlines() or [""])[-1]
         return LaneResult(lane, reason=f"edgedecode-run ended with {ended}{said and ': '}{said}")
     wrong = {int(number) for number in re.findall(r"^line (\d+):", done.stderr, re.MULTILINE)}
-    prompts = json.loads((root / bundle.selftest.prompts).read_text(encoding="utf-8"))["prompts"]
-    lines = (root / bundle.selftest.rounds).read_text(encoding="utf-8").splitlines()
     answers = []
-    for number, line in enumerate(lines, 1):
-        equal, tokens = number not in wrong, len(json.loads(line)["expected"])
-        answers.append(Answered(prompts[(number - 1) // 2]["name"], tokens, equal, equal, None, 0, 0))
+    for number, (name, tokens) in enumerate(expected, 1):
+        equal = number not in wrong
+        answers.append(Answered(name, tokens, equal, equal, None, 0, 0))
     seconds = round(perf_counter() - started, 2)
     return LaneResult(lane, f"edgedecode-run with {engine.name}", answers, 0.0, seconds)
 
 
+def _replayed(root: Path, bundle: Bundle) -> list[tuple[str, int]]:
+    """Return the prompt's name and the expected tokens of each answer to replay. Raises ManifestError."""
+    try:
+        text = (root / bundle.selftest.prompts).read_text(encoding="utf-8")
+        prompts = typed(json.loads(text), _Prompts, "prompts").prompts
+        lines = (root / bundle.selftest.rounds).read_text(encoding="utf-8").splitlines()
+        answers = [typed(json.loads(line), _Replayed, f"line {number}") for number, line in enumerate(lines, 1)]
+        names = [each.name for each in prompts for _ in range(2)]  # plainly, and with drafts
+        if len(names) != len(answers):
+            raise ValueError(f"it has {len(answers)} answers for {len(prompts)} prompts, not two for each")
+        return [(name, len(answer.expected)) for name, answer in zip(names, answers, strict=True)]
+    except ValueError as error:
+        raise ManifestError(
+            f"{root / bundle.selftest.rounds} cannot be replayed: {error}: make the bundle again"
+        ) from None
+
+
 def built_program() -> Path:
     """Return `edgedecode-run`, built again where a source has changed. Raises RuntimeUnavailable."""
-    folder = cache_folder("native")
-    if folder is None or any(shutil.which(name) is None for name in ("cmake", "c++")):
+    cache = cache_folder("native")
+    if cache is None or any(shutil.which(name) is None for name in ("cmake", "c++")):
         raise RuntimeUnavailable(
             "edgedecode-run cannot be built here, which takes cmake, a C++ compiler and the user's cache: install "
             "them, or give --program"
         )
+    source = (runtimes() / "native").resolve()
+    folder = cache / facts_key(source)  # cmake refuses a folder of other sources
     version = f"-DEDGEDECODE_VERSION={edgedecode.__version__}"
-    configure = ["cmake", "-S", str(runtimes() / "native"), "-B", str(folder), "-G", "Unix Makefiles", version]
-    for command in (configure, ["cmake", "--build", str(folder), "-j", "2", "--target", "edgedecode-run"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or [""])[-1]
-            raise RuntimeUnavailable(f"{shlex.join(command)} failed: {last}")
+    configure = ["cmake", "-S", str(source), "-B", str(folder), "-G", "Unix Makefiles", version]
+    with _building(folder):
+        for command in (configure, ["cmake", "--build", str(folder), "-j", "2", "--target", "edgedecode-run"]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or [""])[-1]
+                raise RuntimeUnavailable(f"{shlex.join(command)} failed: {last}")
     return folder / "edgedecode-run"
+
+
+@contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """Let one process at a time build in a folder; without a lock where the system has none."""
+    locks, lock = cache_folder(FOLDER), None
+    with suppress(OSError):
+        if locks is not None:
+            waiting = "waiting for another process that builds edgedecode-run"
+            lock = wait_for_lock(locks / f"native-{folder.name}", seconds=inf, waiting=waiting)
+    with lock or nullcontext():
+        yield
 
 
 def own_engine() -> Path:
@@ -216,6 +263,13 @@ def own_engine() -> Path:
     engine = None if found is None else next(found.glob("libonnxruntime.so*"), None)
     if engine is None:
         raise RuntimeUnavailable("onnxruntime, or its library, is not installed: pip install 'edgedecode[onnx]'")
+    return engine
+
+
+def _engine_in(sysroot: Path) -> Path:
+    engine = next(sysroot.absolute().rglob("libonnxruntime.so*"), None)
+    if engine is None:
+        raise RuntimeUnavailable(f"{sysroot} has no libonnxruntime.so: make it again (docs/android.md)")
     return engine
 
 

@@ -1,19 +1,28 @@
 """`selftest` of an Android bundle: the native library writes the recorded answers, with and without drafts."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgedecode.export.bundles import selftest
+from edgedecode.cache import area
+from edgedecode.export.bundles import package, selftest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
+from edgedecode.export.bundles.device_plan import fit_native
 from edgedecode.export.bundles.package import _listed
-from tests.conftest import Told
+from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack.manifest import Manifest
+from tests.conftest import Refusal, Told
 from tests.export.conftest import run
+from tests.losslessness.adapters import write_twins
 from tests.native.test_models import ENGINE
 
 pytestmark = pytest.mark.skipif(ENGINE is None, reason="this onnxruntime has no library of its own")
+
+QUICK = ("--test-tokens", "2")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +71,93 @@ def test_without_a_compiler_the_lane_says_what_it_needs(
     monkeypatch.setattr(selftest.shutil, "which", lambda name: None)
     assert run("selftest", bundle) == 1
     assert "native: not run: edgedecode-run cannot be built here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (None, "it has 7 answers for 4 prompts, not two for each"),
+        ("{}", "line 8: object missing required field expected"),
+        ("[", "Expecting value"),
+    ],
+)
+def test_a_damaged_replay_is_refused(
+    line: str | None, said: str, bundle: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    root = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    path = root / "selftest/replay.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()[:-1]
+    path.write_text("\n".join([*lines, *([line] if line else [])]), encoding="utf-8")
+    write_bundle(root, replace(Bundle.load(root), files=_listed(root)))
+    assert f"replay.jsonl cannot be replayed: {said}" in refusal("selftest", root, "--program", "/bin/false")
+
+
+def test_another_processor_needs_its_program_and_engine(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("selftest", bundle, "--sysroot", tmp_path)
+    assert "--sysroot needs --program for this bundle" in capsys.readouterr().err
+    monkeypatch.setattr(
+        selftest, "arm64_python", lambda _: selftest.Interpreter(["qemu-aarch64", "python"], os.environ)
+    )
+    assert run("selftest", bundle, "--sysroot", tmp_path, "--program", "/bin/false") == 1
+    assert f"arm64: not run: {tmp_path} has no libonnxruntime.so" in capsys.readouterr().out
+
+
+def test_a_program_in_this_folder_needs_no_slash(
+    bundle: Path, program: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "its-name").symlink_to(program)
+    monkeypatch.chdir(tmp_path)
+    assert told("selftest", bundle, "--program", "its-name")[0]["passed"]
+
+
+def test_each_installation_builds_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    text = "cmake_minimum_required(VERSION 3.16)\nproject(made NONE)\nadd_custom_target(edgedecode-run)\n"
+    found = []
+    for name in ("one", "other", "one"):
+        (tmp_path / name / "native").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "native/CMakeLists.txt").write_text(text, encoding="utf-8")
+        monkeypatch.setattr(selftest, "runtimes", lambda place=tmp_path / name: place)
+        found.append(selftest.built_program().parent)
+    assert found[0] == found[2] != found[1]
+    assert {*area("native").iterdir()} == {*found}
+
+
+def test_adapters_are_planned_and_listed(tmp_path: Path, told: Told, program: Path) -> None:
+    pack, out = write_twins(tmp_path / "pack"), tmp_path / "bundle"
+    found = told("package", pack, "--target", "android-cpu", *QUICK, "--out", out)
+    assert {name: each["role"] for name, each in found["adapters"].items()} == {
+        **dict.fromkeys(("ordinary", "activated", "alone"), "target"),
+        **dict.fromkeys(("draft:ordinary", "draft:activated"), "draft"),
+    }
+    assert {each["file"] for each in found["adapters"].values()} <= {*found["files"]}
+    assert "adapter:ordinary" in found["plan"]["holders"]
+    assert told("selftest", out, "--program", program)[0]["passed"]
+
+
+def test_a_draft_that_does_not_fit_stays_behind(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "fit_native", lambda *given, **more: replace(fit_native(*given, **more), drafts=False))
+    out = tmp_path / "bundle"
+    found = told("package", "demo", "--target", "android-cpu", *QUICK, "--out", out)
+    assert {*found["models"]} == {"target"}
+    assert {*json.loads((out / "native/native.json").read_text(encoding="utf-8"))["models"]} == {"target"}
+    assert not (out / "native/draft").exists()
+
+
+def test_a_head_takes_the_drafts_place(tmp_path: Path, told: Told, program: Path) -> None:
+    pytest.importorskip("torch", reason="the export extras are not installed")
+    from tests.export.heads.written import TinyHead, write_flat
+
+    pack, out = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack")), tmp_path / "bundle"
+    head = write_flat(tmp_path / "head", TinyHead.of(Manifest.load(pack).models["target"], rows=256))
+    assert run("head", "add", pack, head) == 0
+    found = told("package", pack, "--target", "android-cpu", *QUICK, "--out", out)
+    assert {role: each["rows"] for role, each in found["models"].items()} == {"target": 8192, "head": 256}
+    assert (found["plan"]["draft_length"], found["plan"]["drafted_per_second"]) == (0, None)
+    assert told("selftest", out, "--program", program)[0]["passed"]
 
 
 def test_the_app_opens_it_as_planned(bundle: Path) -> None:

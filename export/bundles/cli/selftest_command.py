@@ -21,21 +21,28 @@ class SelftestCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
         parser.add_argument(
-            "--sysroot", type=Path, metavar="DIR", help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)"
+            "--sysroot",
+            type=Path,
+            metavar="DIR",
+            help="an arm64 system with Python, to run under qemu; for the native library --program is needed too, for "
+            "others EDGEDECODE_ARM64_SYSROOT is the default",
         )
         parser.add_argument(
             "--program",
             type=Path,
             metavar="FILE",
-            help="the native library's edgedecode-run, with --sysroot one for arm64 (default: built with cmake)",
+            help="the native library's edgedecode-run, one for arm64 with --sysroot (default: built with cmake)",
         )
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="default: as planned")
         add_json(parser)
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         from ..selftest import check_bundle, run_lanes
 
         bundle = check_bundle(arguments.bundle)
+        if bundle.for_native and arguments.sysroot is not None and arguments.program is None:
+            arguments.usage_error("--sysroot needs --program for this bundle: give an edgedecode-run built for arm64")
         results: list[LaneResult] = []
         given = {"sysroot": arguments.sysroot, "threads": arguments.threads, "program": arguments.program}
         for result in run_lanes(arguments.bundle, bundle, **given):
