@@ -73,7 +73,7 @@ class Edgedecode(folder: String, options: String = "{}") : AutoCloseable {
             if (it < ' ' || it == '"' || it == '\\') "\\u%04x".format(it.code) else it.toString()
         }
 
-        /** The library's level for one of Android's: drafts at RUNNING_LOW, else all from RUNNING_CRITICAL on. */
+        /** The library's level for Android's: drafts at RUNNING_LOW, all at RUNNING_CRITICAL and from BACKGROUND on. */
         internal fun steps(level: Int) = when {
             level == 15 || level >= 40 -> 2
             level == 10 -> 1

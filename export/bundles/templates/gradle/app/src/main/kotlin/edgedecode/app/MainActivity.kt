@@ -31,10 +31,17 @@ class MainActivity : Activity() {
     @Volatile
     private var session: Edgedecode.Session? = null
 
+    /** Stop was pressed, or the activity ends: this answer does not begin, or was cancelled. */
+    @Volatile
+    private var stopped = false
+
+    /** Drafts were given back, and come with the next opening; only the worker uses it. */
+    private var trimmed = false
+
     override fun onCreate(saved: Bundle?) {
         super.onCreate(saved)
         question = EditText(this).apply { hint = getString(R.string.question) }
-        button = Button(this).apply { setOnClickListener { if (running) session?.cancel() else start() } }
+        button = Button(this).apply { setOnClickListener { if (running) stop() else start() } }
         shown = TextView(this).apply { setTextIsSelectable(true) }
         val column = LinearLayout(this).apply {
             orientation = LinearLayout.VERTICAL
@@ -47,29 +54,51 @@ class MainActivity : Activity() {
         label()
     }
 
+    override fun onStart() {
+        super.onStart()
+        worker.execute {
+            if (trimmed) close() // the next question opens it again, with drafts and a new conversation
+        }
+    }
+
     override fun onTrimMemory(level: Int) {
         super.onTrimMemory(level)
-        worker.execute { pack?.onTrimMemory(level) } // after a running answer, which needs its memory
+        worker.execute { // after a running answer, which needs its memory
+            if ((pack?.onTrimMemory(level) ?: 0L) > 0L) trimmed = true
+        }
     }
 
     override fun onDestroy() {
-        session?.close()
-        worker.execute { pack?.close() }
+        stop()
+        worker.execute { close() }
         worker.shutdown()
         super.onDestroy()
+    }
+
+    /** In the worker. */
+    private fun close() {
+        session.also { session = null }?.close()
+        pack.also { pack = null }?.close()
+        trimmed = false
+    }
+
+    private fun stop() {
+        if (stopped) return // one is enough: another would end the next answer
+        stopped = true
+        runCatching { session?.cancel() } // which may just be closed
     }
 
     private fun start() {
         val text = question.text.toString().trim()
         if (text.isEmpty()) return
         running = true
+        stopped = false
         label()
         show(getString(R.string.opening))
         worker.execute {
+            var cancelled = false
             try {
-                answer(session ?: opened(), text)
-            } catch (stopped: CancellationException) {
-                Log.i(TAG, "stopped")
+                cancelled = answer(session ?: opened(), text)
             } catch (error: Throwable) { // a native library that is missing and full memory are no Exceptions
                 Log.e(TAG, "no answer", error)
                 show(error.message ?: error.toString())
@@ -77,6 +106,8 @@ class MainActivity : Activity() {
             runOnUiThread {
                 running = false
                 label()
+                // the Stop came before the answer or after its end, and would end the next one
+                if (stopped && !cancelled) session.also { session = null }?.close()
             }
         }
     }
@@ -89,13 +120,21 @@ class MainActivity : Activity() {
         return opened.session().also { session = it }
     }
 
-    private fun answer(session: Edgedecode.Session, text: String) {
+    /** Answers, and returns whether the answer was cancelled. */
+    private fun answer(session: Edgedecode.Session, text: String): Boolean {
         val answer = StringBuilder()
-        session.generate(Edgedecode.json("message" to text)) {
-            show(answer.append(it).toString())
+        val cancelled = try {
+            if (!stopped) session.generate(Edgedecode.json("message" to text)) {
+                show(answer.append(it).toString())
+                true
+            }
+            Log.i(TAG, session.stats())
+            false
+        } catch (stop: CancellationException) {
             true
         }
-        Log.i(TAG, session.stats())
+        if (cancelled || stopped && answer.isEmpty()) show("$answer ${getString(R.string.stopped)}".trim())
+        return cancelled
     }
 
     /** The folder that install.sh pushed, else the AI pack's files, copied out once: the library maps files. */
