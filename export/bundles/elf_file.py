@@ -23,7 +23,8 @@ SYSTEM = BIONIC | {
 class NativeLibrary(NamedTuple):
     """alignment: the smallest of the loaded segments, in bytes. damage: why it cannot be read; empty: it can.
 
-    needed: libraries. versions: of symbols, as their libraries name them. imports: without those it can do without.
+    needed: libraries. versions: of symbols, as their libraries name them. imports: the symbols without which it does
+    not load, no weak ones.
     """
 
     architecture: str = ""

@@ -1,4 +1,4 @@
-"""Verified speculative decoding as an app does it: the reference of the Kotlin loop, and a bundle's self-test.
+"""Verified speculative decoding as an app without the native library does it, and a bundle's self-test.
 
 It goes into bundles as `selftest/decode.py`, next to `selftest/run.py`, and needs nothing but Python and numpy.
 """
