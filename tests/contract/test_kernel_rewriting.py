@@ -18,7 +18,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.graph_needs import graph_sizes, measured_sizes
 from edgedecode.runtimes.onnx.kernels import rewriting, serving
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, NotServed, WeightsFile
-from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
+from edgedecode.runtimes.onnx.kernels.rewriting import BLOCK, PICKS, Rewritten, rewrite
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 LIBRARY, REASON = tried()
@@ -106,6 +106,19 @@ def test_rewrite_leaves_attention_with_other_semantics_to_the_engine(attribute: 
         if node.op_type == "GroupQueryAttention":
             node.attributes[attribute] = 4
     with pytest.raises(NotServed, match="a window or sinks"):
+        rewritten(file)
+
+
+@pytest.mark.parametrize("inputs", [("", "", "picks"), ("k", "v", ""), ("k", "", "picks")])
+def test_rewrite_leaves_a_block_that_our_kernels_lack_to_the_engine(inputs: tuple[str, str, str]) -> None:
+    """A block has keys and values of its own, and picked rows."""
+    file = draft_graph()
+    for node in file.nodes:
+        if node.op_type == "GroupQueryAttention":
+            node.inputs = [*node.inputs, *[""] * (PICKS + 1 - len(node.inputs))]
+            node.inputs[1], node.inputs[2], node.inputs[PICKS] = inputs
+            node.attributes[BLOCK] = 1
+    with pytest.raises(NotServed, match="has no positions, or other inputs"):
         rewritten(file)
 
 

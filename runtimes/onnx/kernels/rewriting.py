@@ -259,6 +259,7 @@ class _Rewriting:
         inputs = [*node.inputs, *[""] * (PICKS + 1 - len(node.inputs))]
         shared = len(node.outputs) == 1
         attributes = node.attributes
+        block = attributes.get(BLOCK, 0) != 0
         types = {value.name: value for value in (*self._file.outputs, *self._file.inputs)}
         cache, values = types.get(inputs[3]), types.get(inputs[4])
         size = cache.dims[-1] if cache is not None and cache.dims else None
@@ -270,7 +271,8 @@ class _Rewriting:
             not inputs[9]
             or inputs[11]
             or (shared and any(inputs[1:3]))
-            or any(inputs[PICKS + (shared or BLOCK in attributes) :])
+            or (block and not all((*inputs[1:3], inputs[PICKS], not shared)))
+            or any(inputs[PICKS + (shared or block) :])
             or any(node.outputs[3:])
         ):
             raise NotServed("its attention has no positions, or other inputs and outputs")
