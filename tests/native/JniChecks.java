@@ -75,7 +75,7 @@ public class JniChecks {
     }
 
     static void refusals(long pack) {
-        System.out.println(thrown(IllegalStateException.class, () -> Native.open("/nowhere".getBytes(UTF_8), options)));
+        System.out.println(thrown(IllegalStateException.class, () -> Native.open("/nowhere/\u00e9\ud83d\ude42".getBytes(UTF_8), options)));
         System.out.println(thrown(IllegalStateException.class, () -> Native.session(pack, "{\"a\": 1}".getBytes(UTF_8))));
         long session = Native.session(pack, NONE);
         System.out.println(thrown(IllegalArgumentException.class, () -> answer(session, "{\"max_tokens\": 3}")));

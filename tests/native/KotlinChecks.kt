@@ -9,6 +9,7 @@ fun main(given: Array<String>) {
         val session = pack.session(Edgedecode.json("seed" to 3, "temperature" to 0.8))
         val asked = Edgedecode.json(
             "message" to given[2] + "\u0000\"\\\n", "max_tokens" to 40, "stop" to listOf("\u0001", "🙂 never"),
+            "logit_bias" to mapOf("5" to -2.5),
         )
         val count = session.generate(asked) { text.append(it); true }
         check(count in 1..40)

@@ -78,7 +78,9 @@ def test_java_calls_the_library(library: Path, folder: Path, tmp_path: Path) -> 
     assert json.loads(stats)["tokens"] == session.tokens()
     assert bytes(each % 256 for each in json.loads(text)) == "".join(session.pieces).encode()
     pack.close()
-    for line, wanted in zip(refused, ("/nowhere", "unknown option a", "has one of", "a character 0"), strict=True):
+    for line, wanted in zip(
+        refused, ("/nowhere/é? is", "unknown option a", "has one of", "a character 0"), strict=True
+    ):
         assert wanted in line
 
 

@@ -11,16 +11,24 @@
 #include <string>
 
 #include "../include/edgedecode.h"
+#include "../src/text/utf8.h"
 
 namespace {
 
 constexpr const char* kState = "java/lang/IllegalStateException";
 constexpr const char* kArgument = "java/lang/IllegalArgumentException";
 
-// Classes of the platform only: an app's optimizer renames its own.
-void raise(JNIEnv* env, const char* name, const char* sentence) {
+// Classes of the platform only: an app's optimizer renames its own. The sentence shows what JNI's strings lack as '?'.
+void raise(JNIEnv* env, const char* name, const std::string& sentence) {
   if (env->ExceptionCheck()) return;
-  if (jclass found = env->FindClass(name)) env->ThrowNew(found, sentence);
+  std::string shown;
+  for (size_t place = 0; place < sentence.size();) {
+    const auto next = edgedecode::utf8_at(sentence, place);
+    const bool has = next.kind == edgedecode::Utf8::kCharacter && next.length < 4 && sentence[place];
+    shown += has ? sentence.substr(place, next.length) : "?";
+    place += next.length;
+  }
+  if (jclass found = env->FindClass(name)) env->ThrowNew(found, shown.c_str());
 }
 
 struct Refused {
@@ -76,7 +84,7 @@ auto guarded(JNIEnv* env, const Call& call) noexcept -> decltype(call()) {
   try {
     return call();
   } catch (const Refused& error) {
-    raise(env, error.name, error.sentence.c_str());
+    raise(env, error.name, error.sentence);
   } catch (const std::bad_alloc&) {
     raise(env, "java/lang/OutOfMemoryError", "the system has no more memory");
   } catch (...) {

@@ -6,8 +6,8 @@ import java.util.function.Predicate
  * A folder that `edgedecode package` wrote, open for conversations. Any thread may use it.
  *
  * [options], requests and results are JSON as `edgedecode.h` describes them; [json] writes them. What fails throws with
- * the sentence that the command line would print: IllegalArgumentException for a wrong request or option, else
- * IllegalStateException, also when a call comes after [close].
+ * the sentence that the command line would print: IllegalArgumentException for a wrong request, else
+ * IllegalStateException, also for options, or when a call comes after [close].
  */
 class Edgedecode(folder: String, options: String = "{}") : AutoCloseable {
     private val pack = Native.open(folder.toByteArray(), options.toByteArray())
@@ -59,12 +59,13 @@ class Edgedecode(folder: String, options: String = "{}") : AutoCloseable {
         fun plan(folder: String, options: String = "{}") =
             String(Native.plan(folder.toByteArray(), options.toByteArray()))
 
-        /** Write a JSON object. Values: texts, numbers, truths, null, and lists of them. */
-        fun json(vararg fields: Pair<String, Any?>) =
-            fields.joinToString(",", "{", "}") { (name, value) -> "${quoted(name)}:${written(value)}" }
+        /** Write a JSON object. Values: texts, numbers, truths, null, and lists and maps of them. */
+        fun json(vararg fields: Pair<String, Any?>) = written(fields.toMap())
 
         private fun written(value: Any?): String = when (value) {
             null, is Number, is Boolean -> value.toString()
+            is Map<*, *> ->
+                value.entries.joinToString(",", "{", "}") { (name, it) -> "${quoted(name.toString())}:${written(it)}" }
             is List<*> -> value.joinToString(",", "[", "]") { written(it) }
             else -> quoted(value.toString())
         }
