@@ -14,7 +14,7 @@ from tests.losslessness.adapters import PROMPTS, SWAPS, write_twins
 from tests.made_once import made_once, run_folder
 from tests.native.interface import BAD_INPUT, Library, NativeError, NativePack
 from tests.native.test_models import ENGINE, packaged
-from tests.native.test_session import COUNTS, options_of
+from tests.native.test_session import COUNTS, described_as, options_of
 
 pytestmark = pytest.mark.skipif(ENGINE is None, reason="this onnxruntime has no library of its own")
 MOST = 24
@@ -80,3 +80,20 @@ def test_memory_and_names(pack: NativePack, folder: Path) -> None:
     for each in (session, other):
         each.close()
     assert "adapter:ordinary" not in pack.info()["memory"]["holders"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"shape": [-1, 16]}, "shape -1 is out of range: 0 to 1048576"),
+        ({"shape": [2**40, 0]}, "shape 1099511627776 is out of range: 0 to 1048576"),
+        ({"shape": [1, 2**20]}, "which is not in the file"),
+        ({"name": ""}, 'name is "", which is no adapter\'s'),
+        ({"name": "lora.0.q_proj"}, 'name is "lora.0.q_proj", which is no adapter\'s'),
+    ],
+)
+def test_damaged_adapters(pack: NativePack, folder: Path, tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    described = json.loads((folder / "native.json").read_text())
+    described["models"]["target"]["adapters"]["ordinary"]["inputs"][0].update(changed)
+    with pytest.raises(NativeError, match=words):
+        pack.library.plan(described_as(described, folder, tmp_path))

@@ -174,6 +174,10 @@ def test_what_a_constraint_does_wrong(pack: NativePack) -> None:
     session.constrain(Constraint(None, ctypes.cast(mask, c_void_p), ctypes.cast(commit, c_void_p), None, None))
     assert session.generate(message=PROMPT, max_tokens=4) == FAILED
     assert "allows no further token" in session.library.error
+    failing = CFUNCTYPE(c_int32, c_void_p, POINTER(c_uint32), c_size_t)(lambda user, bits, nbytes: -7)
+    session.constrain(Constraint(None, ctypes.cast(failing, c_void_p), ctypes.cast(commit, c_void_p), None, None))
+    assert session.generate(message=PROMPT, max_tokens=4) == FAILED
+    assert session.library.error == "the constraint's `mask` failed: it returned -7"
     session.constrain(None)
     assert session.generate(message=PROMPT, max_tokens=4) > 0
     session.close()

@@ -180,6 +180,60 @@ def test_cancelled_answers(pack: NativePack) -> None:
     session.close()
 
 
+def test_a_cancel_that_comes_too_late_is_forgotten(pack: NativePack) -> None:
+    session = pack.session(seed=1, drafter="none", ignore_eos=True)
+    request: dict[str, Any] = {"message": PROMPTS[0], "max_tokens": MOST, "seed": 1}
+    session.generate(**request)
+    stops = ["".join(session.pieces)[-2:] + " never"]  # for which the last piece waits until the end
+    session.rewind(0)
+    session.generate(**request, stop=stops)
+    count = len(session.pieces)
+    session.rewind(0)
+
+    def late(text: str) -> None:
+        if len(session.pieces) == count:
+            session.cancel()
+
+    assert session.generate(late, **request, stop=stops) == MOST
+    assert session.generate(**request) == MOST
+    session.cancel()
+    assert session.generate(message=3) == BAD_INPUT  # no answer began
+    assert session.generate(**request) == CANCELLED
+    session.close()
+
+
+def test_sessions_that_cannot_be_opened_leave_a_running_answer_alone(pack: NativePack) -> None:
+    session = pack.session(seed=2, temperature=0.9, drafter="none", ignore_eos=True)
+    request: dict[str, Any] = {"message": PROMPTS[3], "max_tokens": 150, "seed": 2}
+    session.generate(**request)
+    alone = session.tokens()
+    session.rewind(0)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(session.generate, **request)
+        while not running.done():
+            with pytest.raises(NativeError, match=r"this pack has no drafting head|drafts were given back"):
+                pack.session(drafter="head", draft_max=64)
+    assert session.tokens() == alone
+    session.close()
+
+
+def test_memory_given_back_while_sessions_open(native_build: Path, folder: Path) -> None:
+    library = Library(native_build / "libedgedecode.so")
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pack = library.open(folder, engine=str(ENGINE), context=512)
+            opened = [pool.submit(pack.session, ignore_eos=True) for _ in range(3)]
+            assert pool.submit(pack.trim, 1).result() >= 0
+            assert pack.info()["models"] == ["target"]
+            assert pack.info()["drafters"] == ["suffix", "recycle"]
+            sessions = [each.result() for each in opened]
+            asked = [pool.submit(each.generate, message=PROMPTS[0], max_tokens=8) for each in sessions]
+            assert [each.result() for each in asked] == [8, 8, 8]
+            for session in sessions:
+                session.close()
+            pack.close()
+
+
 def test_sessions_in_threads_and_closed_packs(native_build: Path, folder: Path) -> None:
     pack = Library(native_build / "libedgedecode.so").open(folder, engine=str(ENGINE), context=512)
     asked = [{"message": prompt, "max_tokens": 100, "seed": 3} for prompt in PROMPTS]
@@ -219,6 +273,8 @@ def test_a_fork_is_refused_and_closes_nothing(pack: NativePack) -> None:
         if child == 0:
             signal.alarm(30)  # a lock that nobody gives back
             refused = session.generate(message="a") == FAILED and "forked" in library.error and pack.trim(2) == FAILED
+            refused = refused and library.c.edgedecode_token_bytes(pack.handle, 5, None, 0) == FAILED
+            refused = refused and pack.tokenize("a") == []
             session.close()
             pack.close()
             os._exit(0 if refused else 1)
@@ -276,6 +332,9 @@ def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
         ({"adapter": "a"}, "the pack has no adapters"),
         ({"enable_thinking": False}, "has no such switch"),
         ({"draft_max": 65}, "draft_max 65 is out of range: 0 to 64"),
+        ({"drafter": "tree"}, "the drafter tree needs a fixed size"),
+        ({"drafter": "tree", "draft_max": 17}, "the drafter tree needs a fixed size"),
+        ({"a" + "é" * 40: 1}, "unknown option aé{29}: system"),  # cut between characters
         ({"warmth": 1}, "unknown option warmth: system, enable_thinking, adapter, drafter, draft_max, seed, "),
     ]
     for options, words in wrong:
@@ -316,14 +375,30 @@ def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
 def test_bad_defaults_of_a_model(
     pack: NativePack, folder: Path, tmp_path: Path, sampling: dict[str, Any], words: str
 ) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).symlink_to(path)
     described = json.loads((folder / "native.json").read_text())
     described["generation"]["sampling"] = sampling
-    (tmp_path / "native.json").unlink()
-    (tmp_path / "native.json").write_text(json.dumps(described))
     with pytest.raises(NativeError, match=words):
-        pack.library.open(tmp_path, engine=str(ENGINE))
+        pack.library.open(described_as(described, folder, tmp_path), engine=str(ENGINE))
+
+
+def described_as(described: dict[str, Any], folder: Path, out: Path) -> Path:
+    """Return a folder with the files of another, and this description."""
+    for path in folder.iterdir():
+        (out / path.name).symlink_to(path)
+    (out / "native.json").unlink()
+    (out / "native.json").write_text(json.dumps(described))
+    return out
+
+
+def test_answers_without_an_end_by_default(pack: NativePack, folder: Path, tmp_path: Path) -> None:
+    described = json.loads((folder / "native.json").read_text())
+    described["generation"]["max_tokens"] = 2**31 - 1
+    opened = pack.library.open(described_as(described, folder, tmp_path), engine=str(ENGINE), context=512)
+    session = opened.session(ignore_eos=True)
+    assert session.generate(message=PROMPTS[0]) > 100
+    assert session.stats()["stats"]["context_full"]
+    session.close()
+    opened.close()
 
 
 def test_what_was_learnt_is_kept(native_build: Path, folder: Path, tmp_path: Path) -> None:
@@ -353,3 +428,14 @@ def test_the_program_refuses_what_it_would_ignore(native_build: Path, folder: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: edgedecode-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [(("--raw", "maybe"), 2, 'raw is "maybe": expected'), (("--adapter", "7"), 1, "the pack has no adapters")],
+)
+def test_values_of_the_program(native_build: Path, folder: Path, words: Sequence[str], code: int, error: str) -> None:
+    command = [str(native_build / "edgedecode-run"), str(folder), "Hi.", "--engine", str(ENGINE), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert error in done.stderr

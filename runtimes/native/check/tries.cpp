@@ -50,8 +50,14 @@ int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
     }
     out << Json(Json::Object{{"step", step}, {"error", error}, {"peak", peak_nbytes()}}).text() << std::endl;
   }
+  int failed = 0;
+  if (edgedecode_session* session = pack ? edgedecode_session_open(pack, "{}") : nullptr) {
+    const auto thrown = [](void*, const char*, size_t) -> int { throw 1; };  // others must get the turn afterwards
+    failed = edgedecode_generate(session, "{\"prompt\": \"a\"}", thrown, nullptr) != EDGEDECODE_FAILED;
+    edgedecode_session_close(session);
+  }
   edgedecode_close(pack);
-  return 0;
+  return failed;
 }
 
 const Registered registered("tries", run);

@@ -63,7 +63,8 @@ EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
 
-/* Takes a piece of an answer, complete characters, not terminated. Another value than 0 ends the answer there. */
+/* Takes a piece of an answer, complete characters, not terminated. Another value than 0 ends the answer there. As all
+ * callbacks, it must not throw. */
 typedef int (*edgedecode_on_text)(void* user, const char* text, size_t size);
 
 /* Answers. request (JSON): "message" (text of the user's turn), or "prompt" (text without a template), or "tokens"

@@ -39,6 +39,7 @@ Json value_of(const std::string& text) {
 
 bool read(int count, char** given, Arguments* found) {
   static const std::set<std::string> kOpen = {"engine", "memory", "context", "threads", "drafts", "experience"};
+  static const std::set<std::string> kTexts = {"system", "adapter", "drafter", "engine", "experience"};
   static const std::set<std::string> kModes = {"--json", "--plan", "--info", "--verify"};
   Json::Array stops;
   for (int i = 1; i < count; ++i) {
@@ -53,9 +54,9 @@ bool read(int count, char** given, Arguments* found) {
       if (name == "replay") found->mode = word, found->replay = given[i];
       else if (name == "raw") found->raw = value_of(given[i]).boolean("raw");
       else if (name == "stop") stops.push_back(given[i]);
-      else if (name == "system") found->session.set(name, given[i]);
       else if (name == "max_tokens") found->request.set(name, value_of(given[i]));
-      else (kOpen.count(name) ? found->open : found->session).set(name, value_of(given[i]));
+      else (kOpen.count(name) ? found->open : found->session)
+          .set(name, kTexts.count(name) ? Json(given[i]) : value_of(given[i]));
     } else if (found->folder.empty()) {
       found->folder = word;
     } else {
@@ -172,8 +173,9 @@ int main(int count, char** given) {
     if (read(count, given, &arguments)) return run(arguments);
     std::fputs(kUsage, stderr);
     return 2;
+  } catch (const edgedecode::Error& error) {
+    return std::fprintf(stderr, "%s\n", error.what()), error.code == EDGEDECODE_BAD_INPUT ? 2 : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
+    return std::fprintf(stderr, "%s\n", error.what()), 1;
   }
 }

@@ -34,12 +34,10 @@ constexpr size_t kShownStart = 400, kShownEnd = 200;  // of a sentence that repe
 std::string shown(std::string sentence) {
   for (char& each : sentence)
     if (static_cast<unsigned char>(each) < 0x20) each = ' ';
-  const auto continues = [&](size_t place) { return (sentence[place] & 0xc0) == 0x80; };
   if (sentence.size() <= kShownStart + kShownEnd) return sentence;
-  size_t start = kShownStart, end = sentence.size() - kShownEnd;
-  while (start > 0 && continues(start)) --start;
-  while (end < sentence.size() && continues(end)) ++end;
-  return sentence.substr(0, start) + " ... " + sentence.substr(end);
+  size_t end = sentence.size() - kShownEnd;
+  while (end < sentence.size() && (sentence[end] & 0xc0) == 0x80) ++end;
+  return edgedecode::start_of(sentence, kShownStart) + " ... " + sentence.substr(end);
 }
 
 int failed(int code, const char* sentence) noexcept {
@@ -88,6 +86,9 @@ Handle& checked(Handle* handle) {
   if (!handle) throw edgedecode::input_error("the handle is null: was it opened?");
   return *handle;
 }
+
+// Held by each call: another thread, or the callback, may close the session meanwhile.
+std::shared_ptr<edgedecode::Conversation> held(edgedecode_session* session) { return checked(session).session; }
 
 }  // namespace
 
@@ -145,8 +146,7 @@ void edgedecode_session_close(edgedecode_session* session) {
 
 int32_t edgedecode_generate(edgedecode_session* session, const char* request, edgedecode_on_text on_text, void* user) {
   return static_cast<int32_t>(guarded([&] {
-    const auto running = checked(session).session;  // stays, even if the callback closes the session
-    return running->generate(text_of(request), [&](const std::string& text) {
+    return held(session)->generate(text_of(request), [&](const std::string& text) {
       return on_text ? on_text(user, text.data(), text.size()) : 0;
     });
   }));
@@ -157,12 +157,12 @@ void edgedecode_cancel(edgedecode_session* session) {
 }
 
 char* edgedecode_stats(edgedecode_session* session) {
-  return guarded_json([&] { return checked(session).session->stats(); });
+  return guarded_json([&] { return held(session)->stats(); });
 }
 
 int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns) {
   return static_cast<int32_t>(guarded([&] {
-    checked(session).session->rewind(turns);
+    held(session)->rewind(turns);
     return 0;
   }));
 }
@@ -192,7 +192,7 @@ size_t edgedecode_tokenize(const void* pack, const uint8_t* text, size_t size, u
 
 int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint) {
   return static_cast<int32_t>(guarded([&] {
-    checked(session).session->constrain(constraint);
+    held(session)->constrain(constraint);
     return 0;
   }));
 }

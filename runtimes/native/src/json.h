@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,7 +30,6 @@ class Json {
   static Json parse(const std::string& text, const std::string& subject);
   std::string text() const;  // one line; numbers so that reading them gives the same bits
 
-  Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
   // The value as a type; `what` names it in the error: "max_tokens is "5": expected a whole number".
   bool boolean(const std::string& what) const;

@@ -1,7 +1,5 @@
 #include "session.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +15,13 @@ namespace {
 constexpr int kLongestDraft = 16, kWideVocabulary = 65536;  // half of it for a wide vocabulary, whose rows are large
 constexpr int kLeastRoom = 8;  // turns are dropped if an answer would have less than this part of the context
 
+// While it lives, others may use the models.
+struct Pause {
+  explicit Pause(FairLock& models) : turn(models) { turn.unlock(); }
+  ~Pause() { turn.lock(); }
+  FairLock& turn;
+};
+
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -29,6 +34,11 @@ Json options_of(const std::string& text, const std::string& subject) {
 
 int longest_draft(int rows) { return rows <= kWideVocabulary ? kLongestDraft : kLongestDraft / 2; }
 
+// At most so many that they and a context's tokens can be counted together.
+int max_tokens_of(const Json& given) {
+  return static_cast<int>(std::min<int64_t>(INT32_MAX / 2, given.integer("max_tokens", 1)));
+}
+
 std::vector<Holder> lookup_holders(int vocabulary_size, bool drafts) {
   std::vector<Holder> found = {{"sampling", edgedecode_draw_scratch(vocabulary_size)}};
   if (!drafts) found.push_back({"recycled logits", RecycleDrafter::nbytes(vocabulary_size)});
@@ -37,7 +47,7 @@ std::vector<Holder> lookup_holders(int vocabulary_size, bool drafts) {
 
 SessionNeeds session_needs(const PackManifest& pack) {
   const PackedModel &target = *pack.find("target"), *draft = pack.find("draft");
-  const int size = pack.vocabulary_size;
+  const int size = target.vocabulary_size;
   int64_t adapter = 0, own = 0;  // the largest
   for (const auto& each : target.adapters) adapter = std::max(adapter, each.second.nbytes);
   if (draft)
@@ -47,6 +57,10 @@ SessionNeeds session_needs(const PackManifest& pack) {
             if (adapter) found.push_back({"adapter", adapter + (drafts ? own : 0)});
             return found;
           }};
+}
+
+const char* drafter_of(const PackedModel& draft) {
+  return draft.head ? "head" : draft.token_ids_file.empty() ? "model" : "trim";
 }
 
 Json holders_json(const std::vector<Holder>& holders) {
@@ -110,7 +124,7 @@ Pack::Pack(const std::string& folder, const OpenOptions& options) {
 // The model's own sampling options, and how many tokens an answer has.
 void Pack::read_defaults(const Json& generation) {
   const Json* most = generation.find("max_tokens");
-  if (most && !most->is(Json::Kind::kNull)) max_tokens_ = static_cast<int>(most->integer("max_tokens", 1, INT32_MAX));
+  if (most && !most->is(Json::Kind::kNull)) max_tokens_ = max_tokens_of(*most);
   if (const Json* sampling = generation.find("sampling"))
     for (const auto& each : sampling->object("sampling"))
       if (!sampling_.take(each.first, each.second))
@@ -137,12 +151,9 @@ Json Pack::info() {
   check();
   Json::Array models = {"target"}, drafters = {"suffix"}, adapters;
   for (const auto& each : models_->pack.find("target")->adapters) adapters.push_back(each.first);
-  if (models_->draft) {
-    models.push_back("draft");
-    drafters.insert(drafters.begin(), models_->draft->card().token_ids.empty() ? "model" : "trim");
-  }
-  if (models_->head) models.push_back("head"), drafters.insert(drafters.begin(), "head");
-  if (!models_->draft && !models_->head) drafters.push_back("recycle");
+  const PackedModel* draft = models_->given_back ? nullptr : models_->plan.draft;  // another thread may be closing it
+  if (!draft) drafters.push_back("recycle");
+  else models.push_back(draft->name), drafters.insert(drafters.begin(), drafter_of(*draft));
   return Json::Object{{"name", models_->pack.name},
                       {"context", models_->plan.context},
                       {"models", models},
@@ -158,7 +169,9 @@ Json Pack::info() {
 
 std::shared_ptr<Conversation> Pack::session(const std::string& options) {
   check();
-  auto made = std::make_shared<Conversation>(shared_from_this(), options);
+  const auto made = std::make_shared<Conversation>(shared_from_this(), options);
+  const std::lock_guard<FairLock> turn(turn_);
+  made->open();  // what that made before it failed, the destructor gives back in a turn of its own
   const std::lock_guard<std::mutex> held(list_);
   sessions_.erase(std::remove_if(sessions_.begin(), sessions_.end(), [](const auto& each) { return each.expired(); }),
                   sessions_.end());
@@ -191,8 +204,9 @@ std::vector<std::shared_ptr<Conversation>> Pack::sessions() {
 int64_t Pack::trim_memory(int level) {
   process_.check();
   if (closed_ || level <= 0) return 0;
-  const auto open = sessions();
+  std::vector<std::shared_ptr<Conversation>> open;  // let go after the turn
   const std::lock_guard<FairLock> turn(turn_);
+  open = sessions();
   const int64_t before = models_->budget.used();
   for (const auto& session : open) session->drop_drafts();
   models_->close_drafts();
@@ -258,8 +272,9 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
   if (!ignore_eos_) ends_ = pack_->ends_;
   sampling_ = own_;
   transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), turns_, std::move(messages));
-  const std::lock_guard<FairLock> turn(pack_->turn_);
-  open();
+  if (drafter_ == "tree" && (!draft_max_ || *draft_max_ > kMostNodes))
+    throw input_error("the drafter tree needs a fixed size: give \"draft_max\", 1 to " + std::to_string(kMostNodes) +
+                      " nodes");
 }
 
 Pack& Conversation::pack() const {
@@ -280,8 +295,7 @@ void Conversation::open() {
   const int longest = draft_max_ ? *draft_max_ : longest_draft(pack_->models_->target->card().rows);
   rows_ = longest + 1;
   if (!state_) {
-    const bool tree = drafter_ && *drafter_ == "tree";
-    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_, tree);
+    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_, drafter_ == "tree");
     state_->read_with(span("target", adapter_, {}));  // refused now, not in the first answer
   }
   open_drafts();
@@ -319,8 +333,7 @@ void Conversation::open_drafts() {
 std::vector<std::string> Conversation::drafter_names() const {
   const OpenModels& models = *pack_->models_;
   std::string own;
-  if (models.head) own = "head";
-  else if (models.draft) own = models.draft->card().token_ids.empty() ? "model" : "trim";
+  if (models.head || models.draft) own = drafter_of(*models.plan.draft);
   if (draft_max_ == 0 || drafter_ == "none") return {};
   if (drafter_) return {*drafter_};
   if (draft_max_) return {own.empty() ? "suffix" : own};
@@ -350,12 +363,7 @@ std::unique_ptr<Drafter> Conversation::drafter(const std::string& name) {
     throw unknown_name("drafter", name, "none, suffix, recycle, model, trim, head or tree");
   if (!models.draft || (name != "tree" && (name == "trim") == models.draft->card().token_ids.empty()))
     throw no_drafts("there is no draft model: leave out \"drafter\", or package a pack that has one");
-  if (name == "tree") {
-    if (!draft_max_ || *draft_max_ > kMostNodes)
-      throw input_error("the drafter tree needs a fixed size: give \"draft_max\", 1 to " + std::to_string(kMostNodes) +
-                        " nodes");
-    return std::make_unique<TreeDrafter>(models.draft.get(), setting);
-  }
+  if (name == "tree") return std::make_unique<TreeDrafter>(models.draft.get(), setting);
   auto state = std::make_unique<ModelState>(models.draft.get(), capacity, false);
   return std::make_unique<ModelDrafter>(name, models.draft.get(), std::move(state), setting);
 }
@@ -376,7 +384,7 @@ Conversation::Request Conversation::read(const std::string& text) {
       for (const Json& id : each.second.array(name))
         request.tokens.push_back(static_cast<int32_t>(std::clamp<int64_t>(id.integer("a token"), -1, INT32_MAX)));
     } else if (name == "max_tokens") {
-      request.max_tokens = static_cast<int>(std::min<int64_t>(INT32_MAX / 2, each.second.integer(name, 1)));
+      request.max_tokens = max_tokens_of(each.second);
     } else if (name == "stop") {
       for (const Json& stop : each.second.array(name)) request.stops.push_back(stop.string("a stop string"));
     } else if (name == "adapter") {
@@ -454,9 +462,10 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
   running_ = std::this_thread::get_id();
   pack.turn_.lock();
   std::optional<Turn> turn;
-  bool recorded = false;
+  bool recorded = false, cancelled = false;
   const auto leave = [&] {
     if (turn && !recorded) transcript_->end(*turn, "", ends_);
+    if (turn) cancelled = cancelled_.exchange(false) || pack.closed_;  // a cancel before an answer begins stays
     pack.turn_.unlock();
     running_ = std::thread::id();
     if (closing_) release();
@@ -504,17 +513,15 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
     transcript_->end(*turn, reply.text(), ends_);
     recorded = true;
     if (!rest.empty() && !stopped_ && on_text) {
-      pack.turn_.unlock();
+      const Pause pause(pack.turn_);
       on_text(rest);
-      pack.turn_.lock();
     }
   } catch (...) {
     leave();
     throw;
   }
   leave();
-  if (stopped_ && (cancelled_.exchange(false) || pack.closed_))  // a pack is closed before it cancels its sessions
-    throw Error(EDGEDECODE_CANCELLED, "the answer was cancelled");
+  if (stopped_ && cancelled) throw Error(EDGEDECODE_CANCELLED, "the answer was cancelled");
   return static_cast<int>(answered_.size());
 }
 
@@ -537,8 +544,7 @@ bool Conversation::decode_turn(const Turn& turn, const Request& request, Reply* 
              if (!on_round(*verdict, reply, on_text)) stopped_ = true;
              ended = verdict->outcome == Outcome::kEnded || !reply->matched().empty();
            } else {
-             pack_->turn_.unlock();  // others may use the models
-             pack_->turn_.lock();
+             const Pause pause(pack_->turn_);
            }
            if (cancelled_ || pack_->closed_) stopped_ = !ended;
            return !stopped_ && !ended;
@@ -555,10 +561,8 @@ bool Conversation::on_round(const Verdict& verdict, Reply* reply, const OnText& 
   transcript_->tokens->resize(transcript_->tokens->size() - surplus);
   stats_.tokens -= static_cast<int64_t>(surplus);
   if (stats_.rounds > 1) stats_.spend_host(seconds() - started);
-  pack_->turn_.unlock();  // the callback may take its time, and call the library
-  const bool more = text.empty() || !on_text || on_text(text) == 0;
-  pack_->turn_.lock();
-  return more;
+  const Pause pause(pack_->turn_);  // the callback may take its time, and call the library
+  return text.empty() || !on_text || on_text(text) == 0;
 }
 
 Json Conversation::stats() {

@@ -55,7 +55,7 @@ class Pack : public std::enable_shared_from_this<Pack> {
   static std::shared_ptr<Pack> open(const std::string& folder, const std::string& options);
   static Json plan(const std::string& folder, const std::string& options);
   Json info();
-  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const Tokenizer& tokenizer() const { return process_.check(), *tokenizer_; }
   std::shared_ptr<Conversation> session(const std::string& options);
   int64_t trim_memory(int level);
   void close();

@@ -25,8 +25,8 @@ Draft Constraint::allowed(const Draft& draft) {
 const float* Constraint::masked(const float* row, const Ids& path) {
   commit(path);
   std::vector<uint32_t> bits((rows_ + 31) / 32, 0);
-  if (given_.mask(given_.user, bits.data(), bits.size() * sizeof(uint32_t)) != 0)
-    throw capability_error("the grammar allows no further token of this model's vocabulary");
+  if (const int32_t said = given_.mask(given_.user, bits.data(), bits.size() * sizeof(uint32_t)))
+    throw capability_error("the constraint's `mask` failed: it returned " + std::to_string(said));
   row_.assign(rows_, -INFINITY);
   bool any = false;
   for (int id = 0; id < rows_; ++id)

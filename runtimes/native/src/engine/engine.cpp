@@ -51,7 +51,7 @@ Engine& engine() {
   return *found;
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, std::min(text.find('\n'), size_t{300})); }
+std::string first_line(const std::string& text) { return start_of(text, std::min(text.find('\n'), size_t{300})); }
 
 // Returns the engine's message and releases the status; "" for success.
 std::string message(ort::Status* status) {
@@ -70,30 +70,6 @@ void check(ort::Status* status, const std::string& what) {
   throw capability_error(what + ": ONNX Runtime: " + first_line(found));
 }
 
-void load_engine_into(Engine& found, const std::string& library) {
-  if (found.env != nullptr) {
-    if (library != found.library)
-      throw capability_error("this process runs " + found.library + " already: give it as the engine, not " + library);
-    return;
-  }
-  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr)
-    throw capability_error("ONNX Runtime cannot be opened (" + first_line(dlerror()) +
-                           "): give the path of libonnxruntime.so as \"engine\"");
-  const auto get = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(handle, "OrtGetApiBase"));
-  if (get == nullptr) throw capability_error(library + " is not ONNX Runtime: it has no OrtGetApiBase");
-  const ort::ApiBase* base = get();
-  const void* const* api = base->GetApi(ort::kVersion);
-  if (api == nullptr)
-    throw capability_error(library + " is ONNX Runtime " + base->GetVersionString() + ": 1." +
-                           std::to_string(ort::kVersion) + " or newer is needed");
-  ort::api = api;
-  check(ort::call(kCreateEnv, kFatal, "edgedecode", &found.env), library);
-  check(ort::call(kCreateCpuMemoryInfo, kDeviceAllocator, kDefaultMemory, &found.memory), library);
-  found.base = base;
-  found.library = library;
-}
-
 // While it lives, sessions that are opened get an allocator with this limit: the engine has one setting for all.
 class Limited {
  public:
@@ -107,7 +83,7 @@ class Limited {
     const size_t values[] = {static_cast<size_t>(arena_)};
     try {
       set(keys, values, 1);
-    } catch (const Error&) {
+    } catch (...) {  // also std::bad_alloc
     }
   }
 
@@ -151,8 +127,29 @@ void Binding::output(const char* name, const Value& value) {
 }
 
 void load_engine(const std::string& library) {
-  std::lock_guard<std::mutex> lock(engine().opening);
-  load_engine_into(engine(), library);
+  Engine& found = engine();
+  std::lock_guard<std::mutex> lock(found.opening);
+  if (found.env != nullptr) {
+    if (library != found.library)
+      throw capability_error("this process runs " + found.library + " already: give it as the engine, not " + library);
+    return;
+  }
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr)
+    throw capability_error("ONNX Runtime cannot be opened (" + first_line(dlerror()) +
+                           "): give the path of libonnxruntime.so as \"engine\"");
+  const auto get = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(handle, "OrtGetApiBase"));
+  if (get == nullptr) throw capability_error(library + " is not ONNX Runtime: it has no OrtGetApiBase");
+  const ort::ApiBase* base = get();
+  const void* const* api = base->GetApi(ort::kVersion);
+  if (api == nullptr)
+    throw capability_error(library + " is ONNX Runtime " + base->GetVersionString() + ": 1." +
+                           std::to_string(ort::kVersion) + " or newer is needed");
+  ort::api = api;
+  check(ort::call(kCreateEnv, kFatal, "edgedecode", &found.env), library);
+  check(ort::call(kCreateCpuMemoryInfo, kDeviceAllocator, kDefaultMemory, &found.memory), library);
+  found.base = base;
+  found.library = library;
 }
 
 std::unique_ptr<Session> Session::open(const std::string& graph, int threads, int64_t arena, int64_t region,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "../errors.h"
 #include "../pack/plan.h"
@@ -89,12 +90,12 @@ void OnnxModel::drop(OnnxState& state) {
   state.binding_ = nullptr;
   held_.erase(held_.find(state.rows_));
   const int rows = held_.empty() ? 0 : *held_.rbegin();
-  if (rows < logits_rows_) {
-    logits_ = nullptr;
-    logits_rows_ = 0;
-    logits_lease_.resize(0);
-    hold_rows(rows);
-  }
+  if (rows >= logits_rows_) return;
+  std::unique_ptr<float[]> fewer(rows ? new (std::nothrow) float[size_t(rows) * size_t(card_.rows)] : nullptr);
+  if (rows && !fewer) return;  // a destructor: the old ones stay
+  logits_ = std::move(fewer);
+  logits_rows_ = rows;
+  logits_lease_.resize(logits_nbytes(facts_, rows));
 }
 
 std::shared_ptr<const Adapter> OnnxModel::adapter(const PackedAdapter& facts) {

@@ -1,6 +1,7 @@
 // Opens the models of a packaged folder within its memory plan.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "../decoding/model.h"
@@ -21,8 +22,11 @@ struct OpenModels {
   std::unique_ptr<DraftHead> head;
 
   OpenModels(PackManifest found, MemoryPlan fitted);
-  bool given_back = false;  // the drafts
-  void close_drafts() { given_back = given_back || draft || head, draft = nullptr, head = nullptr; }
+  std::atomic<bool> given_back{false};  // the drafts
+  void close_drafts() {
+    if (draft || head) given_back = true;
+    draft = nullptr, head = nullptr;
+  }
 };
 
 // Plans, leases and opens. Throws the errors of `plan_memory` and `OnnxModel`.

@@ -61,7 +61,7 @@ class Reader {
   void read() {
     const Fields top(found_.json, "native.json");
     const std::string format = top.text("format");
-    if (format != kFormat) throw input_error("the format is \"" + format.substr(0, 40) + "\", not \"" + kFormat + "\"");
+    if (format != kFormat) throw input_error("the format is \"" + start_of(format, 40) + "\", not \"" + kFormat + "\"");
     const int64_t version = top.number("version", 1, 1 << 30);
     if (version > kVersion)
       throw manifest_error(found_.folder + " has format version " + std::to_string(version) +
@@ -86,7 +86,7 @@ class Reader {
     for (const auto& each : listed.members()) {
       const Fields entry = listed.inner(each.first);
       if (!plain(each.first))
-        throw input_error("it names the file \"" + each.first.substr(0, 60) + "\", which may be outside");
+        throw input_error("it names the file \"" + start_of(each.first, 60) + "\", which may be outside");
       found_.files[each.first] = {entry.nbytes("nbytes"), entry.text("sha256")};
     }
   }
@@ -95,7 +95,7 @@ class Reader {
   std::string file(const Fields& fields, const std::string& key) const {
     const std::string name = fields.text(key);
     if (!name.empty() && found_.files.count(name) == 0)
-      throw input_error(fields.name(key) + " is \"" + name.substr(0, 60) + "\", which is not among its files");
+      throw input_error(fields.name(key) + " is \"" + start_of(name, 60) + "\", which is not among its files");
     return name.empty() ? "" : found_.folder + "/" + name;
   }
 
@@ -119,7 +119,7 @@ class Reader {
     model.head = fields.flag("head");
     const std::string kv_type = fields.text("kv_type");
     if (kv_type != "float32" && kv_type != "int8")
-      throw input_error(fields.name("kv_type") + " is \"" + kv_type.substr(0, 20) + "\"");
+      throw input_error(fields.name("kv_type") + " is \"" + start_of(kv_type, 20) + "\"");
     model.int8 = kv_type == "int8";
     const Fields memory = fields.inner("memory");
     model.loaded_nbytes = memory.nbytes("loaded");
@@ -154,12 +154,15 @@ class Reader {
     for (const Json& each : fields.list("inputs")) {
       const Fields input(each, fields.name("inputs"));
       AdapterInput made{input.text("name"), input.nbytes("offset"), {}};
-      for (const Json& size : input.list("shape")) made.shape.push_back(size.integer(input.name("shape")));
-      const auto count = [&](size_t i) { return std::clamp<int64_t>(made.shape[i], 0, 1 << 20); };
-      const bool sizes = made.shape.size() == 2 || made.shape.size() == 3;
-      const int64_t nbytes = !sizes ? -1 : count(0) * count(1) * (made.shape.size() == 3 ? count(2) : 4);
+      for (const Json& size : input.list("shape")) made.shape.push_back(size.integer(input.name("shape"), 0, 1 << 20));
+      const auto& count = made.shape;
+      const std::string matrix = made.name.size() < 7 ? "" : made.name.substr(made.name.size() - 2);
+      if (made.name.compare(0, 5, "lora.") || (matrix != ".a" && matrix != ".b"))
+        throw input_error(input.name("name") + " is \"" + start_of(made.name, 40) + "\", which is no adapter's");
+      const bool sizes = count.size() == 2 || count.size() == 3;
+      const int64_t nbytes = !sizes ? -1 : count[0] * count[1] * (count.size() == 3 ? count[2] : 4);
       if (nbytes < 0 || nbytes > found.nbytes - made.offset || made.offset % 4)
-        throw input_error(fields.name("inputs") + " has \"" + made.name.substr(0, 40) + "\", which is not in the file");
+        throw input_error(fields.name("inputs") + " has \"" + start_of(made.name, 40) + "\", which is not in the file");
       found.inputs.push_back(std::move(made));
     }
     for (const Json& id : fields.list("invocation"))

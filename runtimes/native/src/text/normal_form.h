@@ -22,11 +22,10 @@ class NormalForm {
   struct Composed {
     uint32_t first, second, whole;
   };
-  static constexpr uint8_t kDecomposes = 64, kSecond = 128;  // above the place in the canonical order; 0: a starter
 
   void decompose(uint32_t code, std::vector<uint32_t>& out) const;
   uint32_t whole(uint32_t first, uint32_t second) const;  // 0: none
-  uint8_t order(uint32_t code) const { return forms_.of(code) & 63; }
+  uint8_t order(uint32_t code) const { return forms_.of(code) & 63; }  // the canonical one; 0: a starter
 
   Property forms_;
   Table<Decomposed> decomposed_;
