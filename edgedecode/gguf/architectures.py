@@ -41,8 +41,8 @@ class Architecture:
     interleaved: bool = False
     """Whether llama.cpp's rotary embedding pairs adjacent rows of a head, not its two halves."""
     adjacent: bool = False
-    """Whether transformers pairs adjacent rows too; else files with adjacent pairs order query and key rows differently
-    from transformers."""
+    """Whether transformers pairs adjacent rows too. If not, its query and key rows are in another order than those of
+    files with adjacent pairs."""
     norms: tuple[str, ...] = ()
     """The norms of a layer beyond those before attention and MLP."""
     factors: tuple[str, ...] = ()

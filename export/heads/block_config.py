@@ -54,7 +54,7 @@ class BlockConfig:
             raise ExportError(f"{self._where}: dflash_config is no object: download the head again")
         names = [each.name for each in fields(_Block)]
         if twice := [each for each in names if own.get(each, value.get(each)) != value.get(each, own.get(each))]:
-            raise ExportError(f"{self._where} says {twice[0]} twice, with two values: one is wrong")
+            raise ExportError(f"{self._where} says {twice[0]} twice, with two values: download the head again")
         found: dict[str, Any] = {each: own.get(each, value.get(each)) for each in names}
         self._fields = fields_of(found, _Block, self._where)
         missing = [each for each in _LAYER.split() if value.get(each) is None]
@@ -93,10 +93,13 @@ class BlockConfig:
         assert says.mask_token_id is not None
         shape = self._config.plain_shape(rows=rows)
         if (stated := says.markov_rank) is not None and stated != rank:
-            raise ExportError(f"{self._where} says markov_rank {stated}, the tensors have {rank}: one is wrong")
+            raise ExportError(
+                f"{self._where} says markov_rank {stated}, the tensors have {rank}: download the head again"
+            )
         if self._config.layers != layers:
             raise ExportError(
-                f"{self._where} says num_hidden_layers {self._config.layers}, the tensors have {layers}: one is wrong"
+                f"{self._where} says num_hidden_layers {self._config.layers}, the tensors have {layers}: "
+                f"download the head again"
             )
         if others := [each for each in (says.draft_vocab_size, rows) if each not in (None, shape.vocabulary)]:
             raise ExportError(
@@ -104,9 +107,14 @@ class BlockConfig:
                 f"{others[0]}: an own draft vocabulary is not supported"
             )
         if not 0 <= says.mask_token_id < shape.vocabulary:
-            raise ExportError(f"{self._where}: mask_token_id {says.mask_token_id} is none of {shape.vocabulary} ids")
+            raise ExportError(
+                f"{self._where}: mask_token_id {says.mask_token_id} is none of {shape.vocabulary} ids: "
+                f"download the head again"
+            )
         if not taps or min(taps) < 0 or any(after <= before for before, after in pairwise(taps)):
-            raise ExportError(f"{self._where}: target_layer_ids {list(taps)} are no ascending layers")
+            raise ExportError(
+                f"{self._where}: target_layer_ids {list(taps)} are no ascending layers: download the head again"
+            )
         anchor = says.sample_from_anchor if says.sample_from_anchor is not None else rank > 0
         if not 2 <= says.block_size <= MAX_DRAFT:
             raise ExportError(f"{self._where}: block_size {says.block_size}: blocks of 2 to {MAX_DRAFT} are supported")

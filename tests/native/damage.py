@@ -179,7 +179,7 @@ class Tries:
         (self.out / name).write_bytes(data)
 
     def start(self) -> None:
-        """Make the folder anew: links to the files of the whole one."""
+        """Fill the folder with links to the undamaged folder's files."""
         shutil.rmtree(self.out, ignore_errors=True)
         for path in self.folder.rglob("*"):
             if path.is_file():

@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[dict[str, object], dict[str, torch.Tensor | None], str]
     "no mask": (own(mask_token_id=None), {}, "does not say mask_token_id"),
     "no layers": (own(target_layer_ids=None), {}, "does not say target_layer_ids"),
     "a huge block": ({"block_size": 16_000_000}, {}, "block_size 16000000: blocks of 2 to 64 are supported"),
-    "many layers": ({"num_hidden_layers": 10**7}, {}, "says num_hidden_layers 10000000, the tensors have 2: one is"),
+    "many layers": ({"num_hidden_layers": 10**7}, {}, "says num_hidden_layers 10000000, the tensors have 2: download"),
     "an own vocabulary": (
         {"draft_vocab_size": 300},
         {"lm_head.weight": torch.zeros(300, 64)},
