@@ -21,9 +21,11 @@ from tests.native.test_session import COUNTS, folder, options_of
 llguidance = pytest.importorskip("llguidance", reason="the extra structured is not installed")
 pytestmark = pytest.mark.skipif(ENGINE is None, reason="this onnxruntime has no library of its own")
 __all__ = ["folder"]
+PIECES = [{"const": "a stretch of words that leaves no choice"}, {"enum": ["yes", "no"]}]
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]},
     {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 3, "maxItems": 5},
+    {"type": "array", "prefixItems": PIECES, "minItems": 2, "maxItems": 2},  # forces more at once than a draft has
 ]
 PROMPT, MOST = "Describe a duck in JSON.", 60
 
@@ -79,6 +81,7 @@ class PythonConstraint:
 def test_answers_of_a_schema_are_pythons(
     pack: NativePack, pair: Pair, drafts: dict[str, Any], temperature: float
 ) -> None:
+    longest = 0
     for schema in SCHEMAS:
         grammar = Grammar.of_schema(schema)
         given = {**drafts, "temperature": temperature, "seed": 3}
@@ -92,7 +95,9 @@ def test_answers_of_a_schema_are_pythons(
         if drafts:
             expected, found = json.loads(reply.stats.to_json()), session.stats()["stats"]
             assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
+            longest = max(longest, len(found["reached"]))
         session.close()
+    assert not drafts or longest > 4  # drafts have 4 tokens at most, what is forced more
 
 
 class TokenizerInit(Structure):

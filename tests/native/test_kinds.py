@@ -1,6 +1,5 @@
 """Kinds of models in the native library, made of toy GGUF files, against Python's: windows, recurrent layers, heads."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Generation, ModelEntry
 from tests.native.conftest import Check
-from tests.native.test_models import assert_same, in_python, options, steps_of
+from tests.native.test_models import assert_same, digest, in_python, last_rows, options, steps_of
 
 pytest.importorskip("torch", reason="the export extras are not installed")
 pytest.importorskip("onnxruntime")
@@ -80,40 +79,39 @@ def test_models_have_the_same_bits(native_check: Check, tmp_path: Path, architec
 
 
 def test_recurrent_layers_have_the_same_bits(native_check: Check, tmp_path: Path) -> None:
-    """Passes that no longer fit the slots, trees, rollbacks within them and to snapshots."""
+    """Passes that no longer fit the slots, rollbacks within them and to snapshots."""
     models = opened(tmp_path, tmp_path / "out", {"target": toy(tmp_path, "lfm2", layers=6)})
     model = models["target"]
-    assert model.card.tree_rows
     rng = np.random.default_rng(3)
 
-    def forward(count: int, **more: Any) -> dict[str, Any]:
+    def forward(count: int) -> dict[str, Any]:
         tokens = [int(each) for each in rng.integers(0, model.card.rows, count)]
-        return {"op": "forward", "state": 0, "tokens": tokens, "rows": [count - 1], **more}
+        return {"op": "forward", "state": 0, "tokens": tokens, "rows": 1}
 
-    def keep(*path: int) -> dict[str, Any]:
-        return {"op": "keep", "state": 0, "path": list(path)}
+    def keep(count: int) -> dict[str, Any]:
+        return {"op": "keep", "state": 0, "count": count}
 
     steps: list[dict[str, Any]] = [
-        {"op": "new", "state": 0, "model": "target", "capacity": 480, "rows": 8, "tree": True},
+        {"op": "new", "state": 0, "model": "target", "capacity": 480, "rows": 8},
         forward(150),
-        keep(*range(100)),  # the states have 86 of them
-        *[step for _ in range(70) for step in (forward(1), keep(0))],
+        keep(100),  # the states have 86 of them
+        *[step for _ in range(70) for step in (forward(1), keep(1))],
         forward(5),
-        keep(0, 1),
-        forward(6, parents=[-1, 0, 0, 1, 2, 4]),
-        forward(2, parents=[5, 3]),
-        keep(0, 2, 4, 5),
+        keep(2),
+        forward(6),
+        forward(2),
+        keep(4),
         forward(3),
         {"op": "crop", "state": 0, "length": 176},
         forward(4),
-        keep(0, 1, 2),
+        keep(3),
         {"op": "crop", "state": 0, "length": 120},
         forward(1),
         {"op": "crop", "state": 0, "length": 3},
         forward(90),
-        keep(*range(90)),
+        keep(90),
         forward(2),
-        forward(70, parents=[-1, *[0] * 69]),  # more branches than slots
+        forward(70),  # more rows than slots
         {"op": "crop", "state": 0, "length": 80},
         forward(1),
     ]
@@ -130,7 +128,7 @@ def test_gated_recurrences_have_the_same_bits(native_check: Check, tmp_path: Pat
 
 
 def test_a_head_has_the_same_bits(native_check: Check, tmp_path: Path) -> None:
-    """Features of a long prompt, of kept branches and after a rollback; its own outputs; a trimmed vocabulary."""
+    """Features of a long prompt, of kept rows and after a rollback; its own outputs; a trimmed vocabulary."""
     target = toy(tmp_path, "qwen2", quantization="Q8_0", hidden=64, rows=96, layers=8)
     tiny = TinyHead(64, 64, 96, 48, head_size=16, rotated=16)
     head, taps = read_head(write_flat(tmp_path / "flat", tiny, max_position_embeddings=512)), tiny.layers
@@ -146,21 +144,21 @@ def test_a_head_has_the_same_bits(native_check: Check, tmp_path: Path) -> None:
         return [int(each) for each in rng.integers(0, 96, count)]
 
     steps: list[dict[str, Any]] = [
-        {"op": "new", "state": 0, "model": "target", "capacity": 480, "rows": 8, "tree": True},
-        {"op": "new", "state": 1, "model": "head", "capacity": 480, "rows": 1, "tree": False},
+        {"op": "new", "state": 0, "model": "target", "capacity": 480, "rows": 8},
+        {"op": "new", "state": 1, "model": "head", "capacity": 480, "rows": 1},
         {"op": "keep_features", "state": 0},
-        {"op": "forward", "state": 0, "tokens": ids(400), "rows": [399]},
-        {"op": "keep", "state": 0, "path": list(range(400))},
+        {"op": "forward", "state": 0, "tokens": ids(400), "rows": 1},
+        {"op": "keep", "state": 0, "count": 400},
         {"op": "draft", "state": 1, "tokens": ids(100), "of": 0, "start": 300},
-        {"op": "keep", "state": 1, "path": list(range(100))},
+        {"op": "keep", "state": 1, "count": 100},
         {"op": "draft", "state": 1, "tokens": ids(1)},
         {"op": "draft", "state": 1, "tokens": ids(1)},
-        {"op": "forward", "state": 0, "tokens": ids(5), "parents": [-1, 0, 0, 2, 1], "rows": [4]},
-        {"op": "keep", "state": 0, "path": [0, 2, 3]},
+        {"op": "forward", "state": 0, "tokens": ids(5), "rows": 1},
+        {"op": "keep", "state": 0, "count": 3},
         {"op": "crop", "state": 1, "length": 99},
         {"op": "draft", "state": 1, "tokens": ids(4), "of": 0, "start": 399},
         {"op": "crop", "state": 0, "length": 401},
-        {"op": "forward", "state": 0, "tokens": ids(2), "rows": [0]},
+        {"op": "forward", "state": 0, "tokens": ids(2), "rows": 2},
         {"op": "draft", "state": 1, "tokens": ids(2), "of": 0, "start": 401},
     ]
     found = native_check("model", str(tmp_path / "out"), options(), lines=steps)
@@ -168,9 +166,8 @@ def test_a_head_has_the_same_bits(native_check: Check, tmp_path: Path) -> None:
     hidden = np.empty((0, 0), np.float32)
     for step, mine in zip(steps, found, strict=True):
         if step["op"] == "new":
-            states[step["state"]] = models[step["model"]].new_state(
-                step["capacity"], rows=step["rows"], tree=step["tree"]
-            )
+            model = models[step["model"]]
+            states[step["state"]] = model.new_state(step["capacity"], rows=step["rows"], tree=False)
             continue
         state = states[step["state"]]
         if step["op"] == "draft":
@@ -181,19 +178,13 @@ def test_a_head_has_the_same_bits(native_check: Check, tmp_path: Path) -> None:
             read = {"hidden": hidden} if features is None else {"features": features}
             output = own.draft(step["tokens"], state, **read)
             hidden = output.hidden[None].copy()
-            digests = [
-                hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest() for each in (output.logits, hidden)
-            ]
-            assert [mine["logits"], mine["hidden"]] == digests, step
+            assert [mine["logits"], mine["hidden"]] == [digest(output.logits), digest(hidden)], step
         elif step["op"] == "keep_features":
             state.keep_features()
         elif step["op"] == "forward":
-            logits = (
-                models["target"].forward(step["tokens"], state, parents=step.get("parents"), rows=step["rows"]).logits
-            )
-            assert mine["logits"] == hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest(), step
+            assert mine["logits"] == digest(last_rows(models["target"], state, step)), step
         elif step["op"] == "keep":
-            state.keep(step["path"])
+            state.keep(range(step["count"]))
         else:
             state.crop(step["length"])
     assert models["head"].card.token_ids is not None

@@ -22,7 +22,6 @@ from edgedecode.drafters.model_drafter import HeadSource, ModelSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
-from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
@@ -38,7 +37,6 @@ SOURCES = {
     "suffix": SuffixSource(),
     "recycle": RecycleSource(),
     "model": ModelSource(),
-    "tree": TreeSource(),
     "head": HeadSource(),
 }
 ABSENT = {"seed", "alone_tokens", "unverified_tokens", "thought_tokens", "switches", "signals", "handed_over_at"}
@@ -167,7 +165,6 @@ class Answers:
             draft_model=TrimmedTable(self.draft, ids) if ids else self.draft,  # type: ignore[arg-type]
             ends=frozenset({0}),
             noise=self.noise,
-            tree=True,
             draft_max=case.fixed or 16,
             target_state=self.state,
         )
@@ -222,7 +219,7 @@ class Answers:
         ):
             if verdict is not None:
                 draft = verdict.draft
-                rounds.append([[*verdict.tokens], [*verdict.path], draft.source, [*draft.tokens], draft.match])
+                rounds.append([[*verdict.tokens], len(verdict.path), draft.source, [*draft.tokens], draft.match])
         return {
             "tokens": tokens[len(prompt) :],
             "rounds": rounds,
@@ -253,9 +250,7 @@ CASES = {
     "head": Case(("head", "suffix"), noise=0.3),
     "head, seeded": Case(("head", "suffix"), noise=0.3, sampling=SEEDED),
     "head, fixed": Case(("head",), fixed=4, noise=0.3, sampling=SEEDED),
-    "tree": Case(("tree",), fixed=12, noise=0.5),
-    "tree, seeded": Case(("tree",), fixed=16, noise=0.5, sampling=SEEDED),
-    "tree, trimmed": Case(("tree",), fixed=9, noise=0.3, trimmed=True, sampling=PENALTIES),
+    "trimmed, fixed": Case(("model",), fixed=9, noise=0.3, trimmed=True, sampling=PENALTIES),
     "constraint": Case(("model", "suffix"), noise=0.3, sampling=SEEDED, constrained=True),
     "constraint, plain": Case(constrained=True),
 }

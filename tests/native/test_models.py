@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.export.native.folder import write_native_folder
 from edgedecode.export.stages import Stages
@@ -35,82 +36,81 @@ def options(**more: object) -> str:
     return json.dumps({"engine": str(ENGINE), **more})
 
 
+def digest(values: FloatArray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+def last_rows(model: LanguageModel, state: State, step: Mapping[str, Any]) -> FloatArray:
+    """Return the logits of a pass's last rows."""
+    count = len(step["tokens"])
+    rows = range(count - step["rows"], count)
+    return model.forward(step["tokens"], state, rows=rows).logits
+
+
 def in_python(models: Mapping[str, LanguageModel], steps: Steps) -> Iterator[Any]:
     """Yield what each step gives; errors as their words."""
     states: dict[int, tuple[LanguageModel, Any]] = {}
     for step in steps:
         if step["op"] == "new":
             model = models[step["model"]]
-            states[step["state"]] = (
-                model,
-                model.new_state(step["capacity"], rows=step["rows"], tree=step["tree"]),
-            )
+            states[step["state"]] = (model, model.new_state(step["capacity"], rows=step["rows"], tree=False))
             yield {"capacity": step["capacity"]}
             continue
         model, state = states[step["state"]]
         try:
             if step["op"] == "keep":
-                state.keep(step["path"])
+                state.keep(range(step["count"]))
             elif step["op"] == "crop":
                 state.crop(step["length"])
             else:
                 assert step["op"] == "forward"
-                output = model.forward(step["tokens"], state, parents=step.get("parents"), rows=step["rows"])
-                yield {"logits": hashlib.sha256(np.ascontiguousarray(output.logits).tobytes()).hexdigest()}
+                yield {"logits": digest(last_rows(model, state, step))}
                 continue
             yield {"length": state.length, "pending": state.pending}
         except EdgeDecodeError as error:
             yield {"error": str(error).replace("--ctx-size", '"context"')}  # as the library's interface names it
 
 
-def steps_of(model: str, size: int, *, tree: bool = True, long: int = 300) -> list[dict[str, Any]]:
-    """Return passes of every kind: a prompt in pieces, one row, several, branches over passes, kept, rolled back."""
+def steps_of(model: str, size: int, *, long: int = 300) -> list[dict[str, Any]]:
+    """Return passes of every kind: a prompt in pieces, one row, several, over passes, kept, rolled back."""
     rng = np.random.default_rng(7)
 
     def ids(count: int) -> list[int]:
         return [int(each) for each in rng.integers(0, size, count)]
 
-    steps: list[dict[str, Any]] = [
-        {"op": "new", "state": 0, "model": model, "capacity": long + 60, "rows": 8, "tree": tree},
-        {"op": "new", "state": 1, "model": model, "capacity": 20, "rows": 1, "tree": False},
-        {"op": "forward", "state": 0, "tokens": ids(long), "rows": [0, 255, long - 1]},
-        {"op": "forward", "state": 1, "tokens": ids(5), "rows": []},
-        {"op": "keep", "state": 0, "path": list(range(long))},
-        {"op": "forward", "state": 0, "tokens": ids(1), "rows": [0]},
-        {"op": "keep", "state": 0, "path": [0]},
-        {"op": "forward", "state": 0, "tokens": ids(4), "rows": [0, 1, 2, 3]},
-        {"op": "forward", "state": 0, "tokens": ids(2), "rows": [1]},
-        {"op": "keep", "state": 0, "path": [0, 1, 2]},
-        {"op": "forward", "state": 1, "tokens": ids(3), "rows": [0, 2]},
+    def forward(state: int, count: int, rows: int) -> dict[str, Any]:
+        return {"op": "forward", "state": state, "tokens": ids(count), "rows": rows}
+
+    return [
+        {"op": "new", "state": 0, "model": model, "capacity": long + 60, "rows": 8},
+        {"op": "new", "state": 1, "model": model, "capacity": 20, "rows": 1},
+        forward(0, long, long - 250),  # of more than one piece
+        forward(1, 5, 0),
+        {"op": "keep", "state": 0, "count": long},
+        forward(0, 1, 1),
+        {"op": "keep", "state": 0, "count": 1},
+        forward(0, 4, 4),
+        forward(0, 2, 1),
+        {"op": "keep", "state": 0, "count": 3},
+        forward(1, 3, 2),
         {"op": "crop", "state": 0, "length": long - 3},
-        {"op": "forward", "state": 0, "tokens": ids(2), "rows": [0, 1]},
+        forward(0, 2, 2),
         {"op": "crop", "state": 0, "length": long - 3},
-        {"op": "keep", "state": 1, "path": list(range(8))},
-        {"op": "forward", "state": 1, "tokens": ids(1), "rows": [0]},
+        {"op": "keep", "state": 1, "count": 8},
+        forward(1, 1, 1),
     ]
-    if tree:
-        steps += [
-            {"op": "forward", "state": 0, "tokens": ids(5), "parents": [-1, 0, 0, -1, 3], "rows": [0, 2, 4]},
-            {"op": "forward", "state": 0, "tokens": ids(4), "parents": [2, 4, 5, 1], "rows": [0, 1, 2, 3]},
-            {"op": "keep", "state": 0, "path": [0, 2, 5, 7]},
-            {"op": "forward", "state": 0, "tokens": ids(2), "rows": [0, 1]},
-        ]
-    return steps
 
 
 WRONG = [
-    {"op": "keep", "state": 0, "path": [0, 1, 2, 3, 4, 5, 6]},
-    {"op": "keep", "state": 0, "path": [1]},
+    {"op": "keep", "state": 0, "count": 7},
     {"op": "crop", "state": 0, "length": 10_000},
-    {"op": "forward", "state": 0, "tokens": [1] * 90, "rows": [0]},
-    {"op": "forward", "state": 0, "tokens": [], "rows": []},
-    {"op": "forward", "state": 0, "tokens": [-1], "rows": [0]},
-    {"op": "forward", "state": 0, "tokens": [1 << 20], "rows": [0]},
-    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1], "rows": [0]},
-    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1, 7], "rows": [0]},
-    {"op": "forward", "state": 0, "tokens": [1, 2], "parents": [-1, -1], "rows": [0, 1]},
-    {"op": "keep", "state": 0, "path": [0, 1, 2]},
-    {"op": "forward", "state": 0, "tokens": [5], "rows": [0]},
+    {"op": "forward", "state": 0, "tokens": [1] * 90, "rows": 1},
+    {"op": "forward", "state": 0, "tokens": [], "rows": 0},
+    {"op": "forward", "state": 0, "tokens": [-1], "rows": 1},
+    {"op": "forward", "state": 0, "tokens": [1 << 20], "rows": 1},
+    {"op": "forward", "state": 0, "tokens": [1, 2], "rows": 2},
+    {"op": "keep", "state": 0, "count": 2},
+    {"op": "forward", "state": 0, "tokens": [5], "rows": 1},
 ]
 """Refused steps, and that what follows them is right."""
 
@@ -212,7 +212,7 @@ def _lacking(value: dict[str, Any]) -> None:
 
 
 def _typed(value: dict[str, Any]) -> None:
-    value["models"]["target"]["tree"] = 1
+    value["models"]["target"]["head"] = 1
 
 
 def _headless(value: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ def _headless(value: dict[str, Any]) -> None:
         (_unlisted, "is not among its files"),
         (_wide, "rows 1099511627776 is out of range: 1 to"),
         (_lacking, "native.json.models.target has no caches"),
-        (_typed, "tree is 1: expected true or false"),
+        (_typed, "head is 1: expected true or false"),
         (_headless, "has no target"),
     ],
 )

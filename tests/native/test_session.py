@@ -45,7 +45,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "dry_multiplier": 0.8, "mirostat": 2, "seed": 3, "drafter": "trim"},
     {"temperature": 0.6, "seed": 11, "drafter": "recycle", "draft_max": 5, "ignore_eos": True},
     {"drafter": "trim", "draft_max": 4, "system": "You answer in one word."},
-    {"drafter": "tree", "draft_max": 8, "temperature": 0.5, "seed": 5},
+    {"drafter": "trim", "draft_max": 8, "temperature": 0.5, "seed": 5},
 ]
 MOST = 48
 COUNTS = (

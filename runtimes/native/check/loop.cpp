@@ -13,21 +13,6 @@
 namespace edgedecode {
 namespace {
 
-int whole(const Json& value, const char* name) { return static_cast<int>(value.at(name, "setting").integer(name)); }
-
-Ids ids_of(const Json& value) {
-  Ids found;
-  for (const Json& each : value.array("ids")) found.push_back(static_cast<int32_t>(each.integer("id")));
-  return found;
-}
-
-template <class Values>
-Json list(const Values& values) {
-  Json::Array found;
-  for (auto each : values) found.push_back(static_cast<int64_t>(each));
-  return found;
-}
-
 // Tokens of even and odd id in turn; every fifth is forced to be the position's own.
 struct Turns {
   int64_t vocabulary, count = 0;
@@ -72,7 +57,7 @@ class Answers {
     for (const auto& each : given.at("sampling", "setting").object("sampling")) sampling_.take(each.first, each.second);
     sampling_.breaker_ids = {3, 5};
     capacity_ = whole(given, "capacity");
-    state_ = target_->new_state(capacity_, 17, true);
+    state_ = target_->new_state(capacity_, 17);
     sampler_ = std::make_unique<Sampler>(sampling_, vocabulary_);
     open_drafting();
   }
@@ -83,7 +68,7 @@ class Answers {
     noise_.begin(asked.at("seed", "request").whole("seed"));
     Turns turns{vocabulary_};
     const edgedecode_constraint given{&turns, mask, commit, allows, forced};
-    Constraint constraint(given, vocabulary_, kMostForced, ends_);
+    Constraint constraint(given, vocabulary_, ends_);
     DecodeSetting setting;
     setting.sampler = sampler_.get();
     setting.noise = &noise_;
@@ -97,7 +82,7 @@ class Answers {
     Json::Array rounds;
     decode(*target_, *state_, tokens, whole(asked, "max_tokens"), setting, &stats, [&](const Verdict* verdict) {
       if (verdict)
-        rounds.push_back(Json::Array{list(verdict->tokens), list(verdict->path), verdict->draft.source,
+        rounds.push_back(Json::Array{list(verdict->tokens), verdict->accepted, verdict->draft.source,
                                      list(verdict->draft.tokens), verdict->draft.match});
       return true;
     });
@@ -120,13 +105,12 @@ class Answers {
     const DraftSetting setting{&sampling_, &noise_, &ends_, vocabulary_, capacity_};
     if (name == "suffix") return std::make_unique<SuffixDrafter>(ends_);
     if (name == "recycle") return std::make_unique<RecycleDrafter>(vocabulary_, ends_);
-    if (name == "tree") return std::make_unique<TreeDrafter>(draft_.get(), setting);
     std::unique_ptr<ModelState> state;
     if (name == "head") {
       auto* features = dynamic_cast<FeatureState*>(state_.get());
       state = std::make_unique<HeadState>(draft_.get(), state_.get(), features, capacity_);
     } else {
-      state = std::make_unique<ModelState>(draft_.get(), capacity_, false);
+      state = std::make_unique<ModelState>(draft_.get(), capacity_);
     }
     return std::make_unique<ModelDrafter>(name, draft_.get(), std::move(state), setting);
   }
@@ -165,16 +149,11 @@ class Answers {
 // A line with a setting starts a session; the others are its answers.
 int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
   std::unique_ptr<Answers> answers;
-  for (std::string line; std::getline(in, line);) {
-    const Json call = Json::parse(line, "call");
-    if (call.find("target")) {
-      answers = std::make_unique<Answers>(call);
-      out << "null\n";
-    } else {
-      out << answers->answer(call).text() << '\n';
-    }
-  }
-  return 0;
+  return each_line(in, out, [&](const Json& call) {
+    if (!call.find("target")) return answers->answer(call);
+    answers = std::make_unique<Answers>(call);
+    return Json();
+  });
 }
 
 const Registered registered("loop", run);

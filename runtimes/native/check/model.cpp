@@ -10,12 +10,6 @@
 namespace edgedecode {
 namespace {
 
-std::vector<int> integers(const Json& list) {
-  std::vector<int> found;
-  for (const Json& each : list.array("list")) found.push_back(static_cast<int>(each.integer("list")));
-  return found;
-}
-
 std::string digest(const float* values, size_t count) {
   return sha256(values, count * sizeof(float));
 }
@@ -34,8 +28,8 @@ class Runner {
     if (kind == "new") return start(id, line);
     if (kind == "close") return states_.erase(id) == 1;
     State& state = *states_.at(id).state;
-    if (kind == "keep") state.keep(integers(line.at("path", "line")));
-    if (kind == "crop") state.crop(static_cast<int>(line.at("length", "line").integer("length")));
+    if (kind == "keep") state.keep(whole(line, "count"));
+    if (kind == "crop") state.crop(whole(line, "length"));
     if (kind == "forward") return forward(states_.at(id), line);
     if (kind == "keep_features") state.keep_features();
     if (kind == "draft") return draft(states_.at(id), line);
@@ -50,41 +44,33 @@ class Runner {
 
   Json start(int64_t id, const Json& line) {
     const std::string name = line.at("model", "line").string("model");
-    LanguageModel* model = name == "target" ? models_.target.get()
-                           : name == "head" ? models_.head.get()
-                                            : models_.draft.get();
+    LanguageModel* model = (name == "target" ? models_.target : models_.draft).get();
     if (model == nullptr) throw capability_error("there is no " + name);
-    auto state = model->new_state(static_cast<int>(line.at("capacity", "line").integer("capacity")),
-                                  static_cast<int>(line.at("rows", "line").integer("rows")),
-                                  line.at("tree", "line").boolean("tree"));
+    auto state = model->new_state(whole(line, "capacity"), whole(line, "rows"));
     states_[id] = {model, std::move(state)};
     return Json::Object{{"capacity", states_[id].state->capacity()}};
   }
 
   Json forward(Held& held, const Json& line) {
-    const Json* given = line.find("parents");
-    std::vector<int> parents;
-    if (given != nullptr) parents = integers(*given);
-    const Rows rows = held.model->forward(integers(line.at("tokens", "line")), *held.state,
-                                          given == nullptr ? nullptr : &parents, integers(line.at("rows", "line")));
+    const Rows rows = held.model->forward(ids_of(line.at("tokens", "line")), *held.state, whole(line, "rows"));
     return Json::Object{
         {"logits", digest(rows.data, static_cast<size_t>(rows.count) * static_cast<size_t>(rows.width))}};
   }
 
   // Reads the features of the target's state "of" from "start" on, or the head's last output.
   Json draft(Held& held, const Json& line) {
-    const Ids tokens = integers(line.at("tokens", "line"));
-    const size_t hidden = static_cast<size_t>(models_.head->card().hidden);
+    const Ids tokens = ids_of(line.at("tokens", "line"));
+    const size_t hidden = static_cast<size_t>(models_.draft->card().hidden);
     const Json* of = line.find("of");
     std::vector<float> features;
     if (of != nullptr) {
-      const int first = static_cast<int>(line.at("start", "line").integer("start"));
+      const int first = whole(line, "start");
       features.resize(tokens.size() * static_cast<size_t>(models_.pack.find("head")->features_width));
       FeatureState* source = states_.at(of->integer("of")).state->keep_features();
       source->rows(first, first + static_cast<int>(tokens.size()), features.data());
     }
     std::vector<float> out(hidden);
-    const Rows rows = models_.head->draft(tokens, *held.state, of != nullptr ? features.data() : nullptr,
+    const Rows rows = models_.draft->draft(tokens, *held.state, of != nullptr ? features.data() : nullptr,
                                           of != nullptr ? nullptr : after_.data(), out.data());
     after_ = out;
     return Json::Object{{"logits", digest(rows.data, static_cast<size_t>(rows.width))},
@@ -100,42 +86,36 @@ int run_model(const std::vector<std::string>& arguments, std::istream& in, std::
   const auto models =
       open_models(PackManifest::read(arguments.at(0)), OpenOptions::read(Json::parse(arguments.at(1), "options")), {});
   Runner runner(*models);
-  std::string line;
-  while (std::getline(in, line)) {
+  return each_line(in, out, [&](const Json& line) {
     try {
-      out << runner.step(Json::parse(line, "line")).text() << std::endl;
+      return runner.step(line);
     } catch (const Error& error) {
-      out << described(error).text() << std::endl;
+      return described(error);
     }
-  }
-  return 0;
+  });
 }
 
 // For each line, options: the holders of the plan, or the error.
 int run_plan(const std::vector<std::string>& arguments, std::istream& in, std::ostream& out) {
-  std::string line;
-  while (std::getline(in, line)) {
+  return each_line(in, out, [&](const Json& line) {
     try {
-      const OpenOptions given = OpenOptions::read(Json::parse(line, "options"));
+      const OpenOptions given = OpenOptions::read(line);
       const PackManifest pack = PackManifest::read(arguments.at(0));
       if (given.verify) pack.verify();
       const MemoryPlan plan = plan_memory(pack, given, {}, 10 << 20);
       Json holders = Json::Object{};
       for (const Holder& each : plan.holders) holders.set(each.name, each.nbytes);
       Json::Array cuts(plan.cuts.begin(), plan.cuts.end());
-      out << Json(Json::Object{{"context", plan.context},
+      return Json(Json::Object{{"context", plan.context},
                                {"threads", plan.threads},
                                {"total", plan.total()},
                                {"draft", plan.draft == nullptr ? "" : plan.draft->name},
                                {"holders", holders},
-                               {"cuts", cuts}})
-                 .text()
-          << "\n";
+                               {"cuts", cuts}});
     } catch (const Error& error) {
-      out << described(error).text() << "\n";
+      return described(error);
     }
-  }
-  return 0;
+  });
 }
 
 const Registered model("model", run_model), plan("plan", run_plan);

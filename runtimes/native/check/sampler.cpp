@@ -4,24 +4,16 @@
 #include <cmath>
 #include <memory>
 
-#include "json.h"
 #include "sampling/sampler.h"
 
 namespace edgedecode {
 namespace {
 
-Ids ids_of(const Json& value) {
-  Ids found;
-  for (const Json& each : value.array("ids")) found.push_back(static_cast<int32_t>(each.integer("id")));
-  return found;
-}
-
 int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
   SamplingOptions options;
   std::unique_ptr<Sampler> sampler;
   std::vector<int64_t> ids;
-  for (std::string line; std::getline(in, line);) {
-    const Json call = Json::parse(line, "call");
+  return each_line(in, out, [&](const Json& call) {
     Json result;
     if (const Json* given = call.find("options")) {
       options = SamplingOptions();
@@ -41,9 +33,8 @@ int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
       const Ids path = ids_of(call.at("path", "call"));
       result = Json(sampler->draw(row.data(), path, call.at("key", "call").whole("key"), ids.empty() ? nullptr : &ids));
     }
-    out << result.text() << '\n';
-  }
-  return 0;
+    return result;
+  });
 }
 
 const Registered registered("sampler", run);

@@ -3,13 +3,10 @@
 
 #include <memory>
 
-#include "json.h"
 #include "schedule/scheduler.h"
 
 namespace edgedecode {
 namespace {
-
-int whole(const Json& value, const char* name) { return static_cast<int>(value.at(name, "call").integer(name)); }
 
 RoundCost cost_of(const Json& value) {
   RoundCost cost;
@@ -64,8 +61,7 @@ int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
   auto experience = std::make_unique<Experience>();
   std::unique_ptr<Scheduler> scheduler;
   SchedulerOptions options;
-  for (std::string line; std::getline(in, line);) {
-    const Json call = Json::parse(line, "call");
+  return each_line(in, out, [&](const Json& call) {
     Json result;
     if (const Json* given = call.find("options")) {
       options.draft_max = whole(*given, "draft_max");
@@ -87,9 +83,8 @@ int run(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
       scheduler = std::make_unique<Scheduler>(experience.get(), options);
       result = kept;
     }
-    out << result.text() << '\n';
-  }
-  return 0;
+    return result;
+  });
 }
 
 const Registered registered("scheduler", run);

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "decoding/model.h"
-#include "json.h"
 
 namespace edgedecode {
 
@@ -18,13 +17,13 @@ struct VirtualClock {
 };
 
 // tables: a file of float32 `first` [vocabulary, rows], `second` [vocabulary, rows], `third` [7, rows].
-class TableModel : public DraftHead {
+class TableModel : public LanguageModel {
  public:
   TableModel(const std::string& tables, int vocabulary, int rows, int context, std::vector<int64_t> ids,
              int64_t* passes);
   const ModelCard& card() const override { return card_; }
-  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;
-  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows) override;
+  std::unique_ptr<State> new_state(int capacity, int rows) override;
+  Rows forward(const Ids& tokens, State& state, int rows) override;
   // As a head: its logits are those after its tokens, with a trace of the features or the output that it reads.
   Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;
 

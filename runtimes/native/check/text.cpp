@@ -8,7 +8,6 @@
 #include <random>
 
 #include "errors.h"
-#include "json.h"
 #include "text/token_text.h"
 #include "text/tokenizer.h"
 #include "text/turns.h"
@@ -19,14 +18,6 @@ namespace {
 std::string content(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-Json list(const Ids& ids) { return Json::Array(ids.begin(), ids.end()); }
-
-Ids ids_of(const Json& list) {
-  Ids ids;
-  for (const Json& each : list.array("ids")) ids.push_back(static_cast<int32_t>(each.integer("id")));
-  return ids;
 }
 
 // {"text", "control"}, {"prompt"} or {"turns": [[role, content], ...]} to ids; {"ids"} to the texts of a stream.
@@ -42,10 +33,8 @@ Json answer(const Json& line, const Tokenizer& tokenizer, const Turns* turns) {
     return texts;
   }
   if (const Json* bytes = line.find("bytes")) {
-    Json::Array found;
-    for (unsigned char each : tokenizer.bytes(static_cast<int>(bytes->integer("bytes"))))
-      found.push_back(static_cast<int>(each));
-    return found;
+    const std::string found = tokenizer.bytes(static_cast<int>(bytes->integer("bytes")));
+    return list(std::vector<uint8_t>(found.begin(), found.end()));
   }
   std::vector<Message> messages;
   for (const Json& each : line.at("turns", "line").array("turns")) {
@@ -62,10 +51,9 @@ const Registered kTokenizer("tokenizer",
                               std::unique_ptr<Turns> turns;
                               if (arguments.size() > 1)
                                 turns = std::make_unique<Turns>(Json::parse(content(arguments[1]), "turns"));
-                              for (std::string line; std::getline(in, line);) {
-                                out << answer(Json::parse(line, "line"), *tokenizer, turns.get()).text() << "\n";
-                              }
-                              return 0;
+                              return each_line(in, out, [&](const Json& line) {
+                                return answer(line, *tokenizer, turns.get());
+                              });
                             });
 
 std::string damaged(std::string data, std::mt19937& random) {

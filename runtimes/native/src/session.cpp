@@ -52,7 +52,7 @@ SessionNeeds session_needs(const PackManifest& pack) {
   for (const auto& each : target.adapters) adapter = std::max(adapter, each.second.nbytes);
   if (draft)
     for (const auto& each : draft->adapters) own = std::max(own, each.second.nbytes);
-  return {longest_draft(target.rows) + 1, 1, [=](int, bool drafts) {
+  return {kMostForced + 1, 1, [=](int, bool drafts) {
             auto found = lookup_holders(size, drafts);
             if (adapter) found.push_back({"adapter", adapter + (drafts ? own : 0)});
             return found;
@@ -272,9 +272,6 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
   if (!ignore_eos_) ends_ = pack_->ends_;
   sampling_ = own_;
   transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), turns_, std::move(messages));
-  if (drafter_ == "tree" && (!draft_max_ || *draft_max_ > kMostNodes))
-    throw input_error("the drafter tree needs a fixed size: give \"draft_max\", 1 to " + std::to_string(kMostNodes) +
-                      " nodes");
 }
 
 Pack& Conversation::pack() const {
@@ -295,7 +292,7 @@ void Conversation::open() {
   const int longest = draft_max_ ? *draft_max_ : longest_draft(pack_->models_->target->card().rows);
   rows_ = longest + 1;
   if (!state_) {
-    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_, drafter_ == "tree");
+    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_);
     state_->read_with(span("target", adapter_, {}));  // refused now, not in the first answer
   }
   open_drafts();
@@ -333,7 +330,7 @@ void Conversation::open_drafts() {
 std::vector<std::string> Conversation::drafter_names() const {
   const OpenModels& models = *pack_->models_;
   std::string own;
-  if (models.head || models.draft) own = drafter_of(*models.plan.draft);
+  if (models.draft) own = drafter_of(*models.plan.draft);
   if (draft_max_ == 0 || drafter_ == "none") return {};
   if (drafter_) return {*drafter_};
   if (draft_max_) return {own.empty() ? "suffix" : own};
@@ -353,19 +350,17 @@ std::unique_ptr<Drafter> Conversation::drafter(const std::string& name) {
   const DraftSetting setting{&sampling_, &noise_, &ends_, size, capacity};
   if (name == "suffix") return std::make_unique<SuffixDrafter>(ends_);
   if (name == "recycle") return std::make_unique<RecycleDrafter>(size, ends_);
-  if (name == "head") {
-    FeatureState* features = models.head ? state_->keep_features() : nullptr;
-    if (!features) throw no_drafts("this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one");
-    auto state = std::make_unique<HeadState>(models.head.get(), state_.get(), features, capacity);
-    return std::make_unique<ModelDrafter>(name, models.head.get(), std::move(state), setting);
-  }
-  if (name != "model" && name != "trim" && name != "tree")
-    throw unknown_name("drafter", name, "none, suffix, recycle, model, trim, head or tree");
-  if (!models.draft || (name != "tree" && (name == "trim") == models.draft->card().token_ids.empty()))
-    throw no_drafts("there is no draft model: leave out \"drafter\", or package a pack that has one");
-  if (name == "tree") return std::make_unique<TreeDrafter>(models.draft.get(), setting);
-  auto state = std::make_unique<ModelState>(models.draft.get(), capacity, false);
-  return std::make_unique<ModelDrafter>(name, models.draft.get(), std::move(state), setting);
+  const bool head = name == "head";
+  if (!head && name != "model" && name != "trim")
+    throw unknown_name("drafter", name, "none, suffix, recycle, model, trim or head");
+  LanguageModel* model = models.draft.get();
+  if (!model || drafter_of(*models.plan.draft) != name)
+    throw no_drafts(head ? "this pack has no drafting head: `edgedecode head add PACK SOURCE` adds one"
+                         : "there is no draft model: leave out \"drafter\", or package a pack that has one");
+  std::unique_ptr<ModelState> state;
+  if (head) state = std::make_unique<HeadState>(model, state_.get(), state_->keep_features(), capacity);
+  else state = std::make_unique<ModelState>(model, capacity);
+  return std::make_unique<ModelDrafter>(name, model, std::move(state), setting);
 }
 
 Conversation::Request Conversation::read(const std::string& text) {
@@ -447,7 +442,7 @@ void Conversation::begin(const Turn& turn, const std::string& adapter) {
   const int most = std::min({state_->length(), static_cast<int>(old->size()), static_cast<int>(now.size()),
                              span_.shared_with(next)});
   while (shared < most && (*old)[shared] == now[shared]) ++shared;
-  if (shared < state_->length()) state_->crop(shared >= state_->oldest_crop() ? shared : 0);
+  if (shared < state_->length()) state_->crop(shared);
   state_->read_with(next);
   span_ = next;  // last: what is left is valid for both
   if (drafting_) drafting_->read_with(span("draft", "draft:" + adapter, turn.tokens));
@@ -487,7 +482,7 @@ int Conversation::generate(const std::string& text, const OnText& on_text) {
     begin(*turn, request.adapter);
     constraint_.reset();
     const int size = static_cast<int>(sampler_->vocabulary_size());
-    if (given_) constraint_ = std::make_unique<Constraint>(*given_, size, rows_ - 1, ends_);
+    if (given_) constraint_ = std::make_unique<Constraint>(*given_, size, ends_);
     bool ended = false;
     for (int64_t restarts = 0;; ++restarts) {
       stats_.dropped_turns += turn->dropped;

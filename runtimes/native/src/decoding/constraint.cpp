@@ -9,7 +9,7 @@ namespace edgedecode {
 Draft Constraint::forced(int room) {
   Draft draft;
   draft.source = kForced;
-  draft.tokens.resize(std::max(0, std::min(room, most_forced_)));
+  draft.tokens.resize(std::max(0, std::min(room, kMostForced)));
   if (draft.empty() || !given_.forced) return Draft();
   const int32_t count =
       given_.forced(given_.user, reinterpret_cast<uint32_t*>(draft.tokens.data()), draft.tokens.size());
@@ -17,7 +17,7 @@ Draft Constraint::forced(int room) {
 }
 
 Draft Constraint::allowed(const Draft& draft) {
-  if (draft.empty() || !draft.parents.empty() || !given_.allows) return Draft();
+  if (draft.empty() || !given_.allows) return Draft();
   const auto* ids = reinterpret_cast<const uint32_t*>(draft.tokens.data());
   return draft.cut(std::max(0, given_.allows(given_.user, ids, draft.tokens.size())));
 }

@@ -10,12 +10,6 @@ namespace {
 
 constexpr size_t kMostOpen = 4;  // offers kept per drafter
 
-bool is_chain(const Draft& draft) {
-  for (int node = 0; node < draft.size(); ++node)
-    if (draft.parent(node) != node - 1) return false;
-  return true;
-}
-
 }  // namespace
 
 void OpenOffers::add(const std::string& drafter, const Draft& draft, size_t at) {
@@ -111,7 +105,7 @@ Draft Drafting::propose(const Ids& tokens, int room, Constraint* constraint) {
   plan_ = policy_->plan(signals(drafts, room));
   rest_.begin(plan_, match);
   for (const auto& each : drafts)
-    if (!each.second.empty() && is_chain(each.second)) offers_.add(each.first->name(), each.second, tokens.size());
+    if (!each.second.empty()) offers_.add(each.first->name(), each.second, tokens.size());
   round_.emplace();
   round_->limit = std::min(plan_.draft_max, room);
   if (round_->limit <= 0) return Draft();
@@ -138,7 +132,7 @@ void Drafting::spent(const Verdict& verdict, double pass_seconds, double host_se
   cost.pass_seconds = pass_seconds;
   cost.host_seconds = std::max(0.0, host_seconds + learning_seconds_ - round.draft_seconds);
   cost.drafter = round.drafter;
-  cost.accepted = verdict.accepted();
+  cost.accepted = verdict.accepted;
   cost.read = round.read;
   cost.draft_seconds = round.draft_seconds;
   cost.match = verdict.draft.match;

@@ -1,4 +1,4 @@
-// Drafts: chains and trees of proposed tokens, and the ids that a trimmed draft can propose.
+// Drafts: chains of proposed tokens, and the ids that a trimmed draft can propose.
 #pragma once
 
 #include <algorithm>
@@ -22,35 +22,18 @@ struct TrimmedVocabulary {
 
 struct Draft {
   Ids tokens;
-  std::vector<int> parents;     // of a tree, parents first, -1 is the context; empty: a chain
   std::string source = "none";  // the drafter's name
   int match = 0;                // length of the text that a lookup found again
   const TrimmedVocabulary* vocabulary = nullptr;  // what its drafter could propose; null: any id
 
   int size() const { return static_cast<int>(tokens.size()); }
   bool empty() const { return tokens.empty(); }
-  int parent(int node) const { return parents.empty() ? node - 1 : parents[node]; }
-  int depth() const;
-  Draft cut(int length) const;
-};
-
-inline int Draft::depth() const {
-  int deepest = 0;
-  std::vector<int> depths;
-  for (int node = 0; node < size(); ++node) {
-    depths.push_back(parent(node) < 0 ? 1 : depths[parent(node)] + 1);
-    deepest = std::max(deepest, depths.back());
+  Draft cut(int length) const {
+    Draft found = *this;
+    if (length < size()) found.tokens.resize(length);
+    return found;
   }
-  return deepest;
-}
-
-inline Draft Draft::cut(int length) const {
-  Draft found = *this;
-  if (length >= size()) return found;
-  found.tokens.resize(length);
-  if (!parents.empty()) found.parents.resize(length);
-  return found;
-}
+};
 
 struct Verdict;
 using Text = std::shared_ptr<const Ids>;  // a conversation's tokens, which grow in place

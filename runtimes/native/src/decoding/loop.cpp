@@ -17,8 +17,7 @@ void begin(State& state, const Text& tokens, const DecodeSetting& setting, Stats
   if (static_cast<int>(tokens->size()) >= state.capacity())
     throw context_exceeded(tokens->size(), state.capacity(), "an answer needs room too");
   setting.sampler->begin(*tokens, stats->tokens);
-  const int length = std::min(state.length(), static_cast<int>(tokens->size()) - 1);
-  state.crop(length >= state.oldest_crop() ? length : 0);  // recurrent states may need a new prefill
+  state.crop(std::min(state.length(), static_cast<int>(tokens->size()) - 1));
   if (stats->rounds == 0)
     stats->prompt_tokens = static_cast<int64_t>(tokens->size()), stats->cached_tokens = state.length();
   if (setting.drafting) setting.drafting->begin(tokens, setting.kind);
@@ -28,8 +27,8 @@ void begin(State& state, const Text& tokens, const DecodeSetting& setting, Stats
 bool prefill_piece(LanguageModel& target, State& state, const Ids& tokens) {
   const int unread = static_cast<int>(tokens.size()) - state.length();
   if (unread <= kPrefillChunk) return false;
-  target.forward(unread_of(tokens, state, kPrefillChunk), state, nullptr, {});
-  state.keep(range(0, kPrefillChunk));
+  target.forward(unread_of(tokens, state, kPrefillChunk), state, 0);
+  state.keep(kPrefillChunk);
   return true;
 }
 
@@ -68,19 +67,14 @@ void decode(LanguageModel& target, State& state, const std::shared_ptr<Ids>& tex
     const int unread = static_cast<int>(tokens.size()) - state.length();
     Ids row_tokens = unread_of(tokens, state, unread);
     row_tokens.insert(row_tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    std::vector<int> parents = range(-1, unread - 1);
-    for (int parent : draft.parents) parents.push_back(parent + unread);
-    const Rows logits = target.forward(row_tokens, state, draft.parents.empty() ? nullptr : &parents,
-                                       range(unread - 1, unread + draft.size()));
+    const Rows logits = target.forward(row_tokens, state, 1 + draft.size());
     watch.lap(&TimeSplit::verify);
 
-    // Verify, and keep the accepted path.
+    // Verify, and keep what is accepted.
     const TargetRows scored{logits, setting.sampler, setting.constraint};
     const Verdict verdict = verify(draft, scored, *setting.noise, tokens.size(), *setting.ends);
     watch.lap(&TimeSplit::sample);
-    std::vector<int> path = range(0, unread);
-    for (int node : verdict.path) path.push_back(unread + node);
-    state.keep(path);
+    state.keep(unread + verdict.accepted);
 
     // Settle.
     tokens.insert(tokens.end(), verdict.tokens.begin(), verdict.tokens.end());

@@ -5,19 +5,12 @@
 #include <climits>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 namespace edgedecode {
 
 using Ids = std::vector<int32_t>;
-
-inline std::vector<int> range(int start, int stop) {
-  std::vector<int> found(stop - start);
-  std::iota(found.begin(), found.end(), start);
-  return found;
-}
 
 struct ModelCard {
   std::string name;
@@ -57,16 +50,15 @@ struct AdapterSpan {
   }
 };
 
-// The KV state of one sequence: `length` settled positions, then `pending` rows, a chain or a tree.
+// The KV state of one sequence: `length` settled positions, then `pending` rows.
 class State {
  public:
   virtual ~State() = default;
   virtual int length() const = 0;
   virtual int pending() const = 0;
   virtual int capacity() const = 0;
-  virtual int oldest_crop() const { return 0; }
-  // Settles these pending rows, root first, and drops the other pending ones.
-  virtual void keep(const std::vector<int>& path) = 0;
+  // Settles the first pending rows, and drops the others.
+  virtual void keep(int count) = 0;
   // Drops pending rows, then rolls back to `length` or, with recurrent layers, further.
   virtual void crop(int length) = 0;
   // Keeps what a drafting head reads, of rows from now on; the same each time. Null, or an error: it has none of it.
@@ -80,18 +72,12 @@ class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
   virtual const ModelCard& card() const = 0;
-  // rows: the most logits rows of one pass. tree: whether pending rows may branch. Throws budget_exceeded.
-  virtual std::unique_ptr<State> new_state(int capacity, int rows, bool tree) = 0;
-  // Appends tokens as pending rows, returns the logits of `rows` (indices into tokens, ascending).
-  // parents: for each token -1 (the last settled position) or a pending row; null: each continues the row before.
-  virtual Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
-                       const std::vector<int>& rows) = 0;
-};
-
-// A drafting head: one layer that reads what the target computed (EAGLE-3, 2503.01840).
-class DraftHead : public LanguageModel {
- public:
-  // Each row reads a position's features or the row before's output, exactly one of both given, and the next token.
+  // rows: the most logits rows of one pass. Throws budget_exceeded.
+  virtual std::unique_ptr<State> new_state(int capacity, int rows) = 0;
+  // Appends tokens as pending rows, returns the logits of the last `rows`.
+  virtual Rows forward(const Ids& tokens, State& state, int rows) = 0;
+  // A drafting head's pass: one layer that reads what the target computed (EAGLE-3, 2503.01840). Each row reads a
+  // position's features or the row before's output, exactly one of both given, and the next token.
   // Returns the last row's logits; `out` takes its output, [hidden].
   virtual Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) = 0;
 };

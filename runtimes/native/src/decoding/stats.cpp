@@ -30,7 +30,7 @@ Json list(const std::vector<int64_t>& values) { return Json::Array(values.begin(
 }  // namespace
 
 void Stats::count(const Verdict& verdict, const std::string& why) {
-  const int drafted = verdict.draft.size(), taken = verdict.accepted(), depth = verdict.draft.depth();
+  const int drafted = verdict.draft.size(), taken = verdict.accepted;
   if (first_tokens_ == 0) first_tokens_ = static_cast<int64_t>(verdict.tokens.size());
   if (drafted) {
     DrafterCount& mine = of(&drafters, verdict.draft.source);
@@ -41,9 +41,9 @@ void Stats::count(const Verdict& verdict, const std::string& why) {
     mine.cut_short += known && verdict.outcome == Outcome::kCorrection && !known->has(verdict.tokens.back());
     proposed += drafted;
     accepted += taken;
-    reached.resize(std::max<size_t>(reached.size(), depth));
+    reached.resize(std::max<size_t>(reached.size(), drafted));
     survival.resize(reached.size());
-    for (int index = 0; index < depth; ++index) ++reached[index];
+    for (int index = 0; index < drafted; ++index) ++reached[index];
     for (int index = 0; index < taken; ++index) ++survival[index];
   } else if (!why.empty()) {
     ++of(&plain_rounds, why);

@@ -19,18 +19,16 @@ struct TargetRows {
   Sampler* sampler;
   Constraint* constraint;
 
-  int32_t draw(int node, const Ids& path, uint64_t key) const;
+  int32_t draw(const Ids& path, uint64_t key) const;
   std::vector<int64_t> top(int k, int row) const { return sampler->top(logits[row], k); }
 };
 
 struct Verdict {
   Draft draft;
   Ids tokens;             // what the round emits
-  std::vector<int> path;  // accepted nodes of the draft, root first
+  int accepted;  // tokens of the draft
   Outcome outcome;
   TargetRows rows;
-
-  int accepted() const { return static_cast<int>(path.size()); }
 };
 
 // Samples from the target, and walks down the draft while its tokens are the same. position: of the first token.

@@ -128,12 +128,10 @@ void RecycleDrafter::score(int depth, int32_t token, int32_t follower) {
 // Stores as many rows as the budget allows: along the emitted path, its last row first, then the others. The last row
 // is the most useful one, because its token was not drafted.
 void RecycleDrafter::learn(const Verdict& verdict, int32_t before) {
-  std::vector<int> path = {0};
-  for (int node : verdict.path) path.push_back(node + 1);
-  path.resize(std::min(path.size(), verdict.tokens.size()));
-  std::vector<int> rows(path.rbegin(), path.rend());
-  for (int row = 1; row <= verdict.draft.size(); ++row)
-    if (std::find(path.begin(), path.end(), row) == path.end()) rows.push_back(row);
+  const int path = static_cast<int>(verdict.tokens.size());
+  std::vector<int> rows;
+  for (int row = path - 1; row >= 0; --row) rows.push_back(row);
+  for (int row = path; row <= verdict.draft.size(); ++row) rows.push_back(row);
   rows.resize(std::min<size_t>(rows.size(), rows_));
   std::reverse(rows.begin(), rows.end());  // the preferred of one id's rows is written last
   for (int row : rows) {

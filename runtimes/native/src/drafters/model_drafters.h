@@ -1,10 +1,8 @@
-// Drafters with a model: chains and trees, as edgedecode/drafters/model_drafter.py, confidence.py and tree_drafter.py.
+// Drafters with a model, as edgedecode/drafters/model_drafter.py and confidence.py.
 #pragma once
 
 #include <array>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -68,41 +66,6 @@ class ModelDrafter : public Drafter {
   size_t sampler_length_ = 0;
   Confidence confidence_;
   Guess guess_;
-};
-
-// Fills a tree of a fixed shape with the draft model's guesses, one pass per level. Its rows stay pending until the
-// verdict gives the path to keep.
-class TreeDrafter : public Drafter {
- public:
-  TreeDrafter(LanguageModel* model, const DraftSetting& setting);
-  const std::string& name() const override { return name_; }
-  bool free() const override { return false; }
-  void begin(const Text& context) override;
-  void read_with(const AdapterSpan& span) override { state_.read_with(span); }
-  int unread(const Ids& context) override { return state_.unread(context); }
-  Draft propose(const Ids& context, int limit, const Plan& plan) override;
-  void observe(const Ids& context, const Verdict& verdict) override;
-
- private:
-  // A tree without its tokens: node i continues parents[i] with the guess of rank ranks[i].
-  struct Shape {
-    std::vector<int> parents, ranks;
-  };
-  static Shape shape_of(int nodes);
-  std::vector<int32_t> ranked(const float* row, const Ids& path);
-  Draft grown(const float* row, const Shape& shape);
-  Draft draft_of(const Shape& shape, const std::map<int, int32_t>& tokens, const std::map<int, int>& rows);
-
-  const std::string name_ = "tree";
-  const DraftSetting setting_;
-  const SamplingOptions options_;
-  ModelState state_;
-  const std::vector<int64_t> token_ids_;  // of a trimmed draft
-  std::vector<float> full_;               // its row in the full vocabulary
-  Sampler sampler_;
-  size_t length_ = 0;  // tokens of the context that the sampler has
-  Draft draft_;
-  std::map<int, int> rows_;  // node of the draft -> its pending row
 };
 
 }  // namespace edgedecode

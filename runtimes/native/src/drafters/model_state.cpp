@@ -9,13 +9,12 @@ namespace {
 constexpr int kLeastWindow = 512;  // with fewer positions, guesses do not justify the memory
 
 // A draft model that sees less of a long context guesses nearly as well.
-std::unique_ptr<State> new_state(LanguageModel* model, int capacity, bool tree) {
-  if (tree) return model->new_state(capacity, kTreeRows, true);
+std::unique_ptr<State> new_state(LanguageModel* model, int capacity) {
   std::vector<int> windows;
   for (int window = kLeastWindow; window < capacity; window *= 2) windows.push_back(window);
   for (int positions = capacity;; positions = windows.back(), windows.pop_back()) {
     try {
-      return model->new_state(positions, 1, false);
+      return model->new_state(positions, 1);
     } catch (const Error& error) {
       if (error.code != EDGEDECODE_OVER_BUDGET || windows.empty()) throw;
     }
@@ -24,8 +23,8 @@ std::unique_ptr<State> new_state(LanguageModel* model, int capacity, bool tree) 
 
 }  // namespace
 
-ModelState::ModelState(LanguageModel* model, int capacity, bool tree)
-    : model_(model), state_(new_state(model, std::min(capacity, model->card().context), tree)) {
+ModelState::ModelState(LanguageModel* model, int capacity)
+    : model_(model), state_(new_state(model, std::min(capacity, model->card().context))) {
   if (state_->capacity() < capacity) window_ = state_->capacity();
 }
 
@@ -46,9 +45,9 @@ void ModelState::read_with(const AdapterSpan& span) {
   }
 }
 
-Rows ModelState::forward(const Ids& tokens, const std::vector<int>* parents, const std::vector<int>& rows) {
+Rows ModelState::forward(const Ids& tokens, int rows) {
   state_->read_with({span_.adapter, span_.start - start_});
-  return model_->forward(tokens, *state_, parents, rows);
+  return model_->forward(tokens, *state_, rows);
 }
 
 void ModelState::agree(const Ids& context) {
@@ -58,8 +57,7 @@ void ModelState::agree(const Ids& context) {
 }
 
 int ModelState::unread(const Ids& context) const {
-  int agreed = matching(context);
-  if (agreed < state_->oldest_crop()) agreed = 0;
+  const int agreed = matching(context);
   const int length = static_cast<int>(context.size()) - (agreed ? start_ : 0);
   return is_full(length) ? window_ / 2 : length - agreed;
 }
@@ -80,27 +78,18 @@ const float* ModelState::catch_up(const Ids& context) {
     const Ids chunk(context.begin() + known, context.begin() + known + count);
     if (count == size - known) {
       const float* row = follow(chunk);
-      state_->keep(range(0, count));
+      state_->keep(count);
       return row;
     }
-    forward(chunk, nullptr, {});
+    forward(chunk, 0);
     settle(chunk);
   }
 }
 
 const float* ModelState::follow(const Ids& tokens) {
-  const float* row = forward(tokens, nullptr, {static_cast<int>(tokens.size()) - 1})[0];
+  const float* row = forward(tokens, 1)[0];
   read_.insert(read_.end(), tokens.begin(), tokens.end());
   return row;
-}
-
-Rows ModelState::grow(const Ids& tokens, const std::vector<int>& parents) {
-  return forward(tokens, &parents, range(0, static_cast<int>(tokens.size())));
-}
-
-void ModelState::keep(const std::vector<int>& path, const Ids& tokens) {
-  state_->keep(path);
-  read_.insert(read_.end(), tokens.begin(), tokens.end());
 }
 
 int ModelState::matching(const Ids& context) const {
@@ -122,19 +111,21 @@ void ModelState::restart(int start) {
 
 void ModelState::crop(int length) {
   if (length >= state_->length() && state_->pending()) {
-    state_->keep(range(0, length - state_->length()));
+    state_->keep(length - state_->length());
   } else {
-    state_->crop(length >= state_->oldest_crop() ? length : 0);
+    state_->crop(length);
   }
   agreed_ = state_->length();
   read_.resize(std::min(read(), agreed_));
 }
 
-void ModelState::settle(const Ids& tokens) { keep(range(0, static_cast<int>(tokens.size())), tokens); }
+void ModelState::settle(const Ids& tokens) {
+  state_->keep(static_cast<int>(tokens.size()));
+  read_.insert(read_.end(), tokens.begin(), tokens.end());
+}
 
-HeadState::HeadState(DraftHead* head, const State* target, FeatureState* features, int capacity)
-    : ModelState(head, capacity, false), head_(head), target_(target), features_(features),
-      hidden_(head->card().hidden) {
+HeadState::HeadState(LanguageModel* head, const State* target, FeatureState* features, int capacity)
+    : ModelState(head, capacity), target_(target), features_(features), hidden_(head->card().hidden) {
   start_ = 1;
 }
 
@@ -161,7 +152,7 @@ const float* HeadState::catch_up(const Ids& context) {
     const Ids tokens(context.begin() + begin + 1, context.begin() + stop + 1);
     copied_.resize(static_cast<size_t>(stop - begin) * features_->width());
     features_->rows(begin, stop, copied_.data());
-    const Rows rows = head_->draft(tokens, *state_, copied_.data(), nullptr, hidden_.data());
+    const Rows rows = model_->draft(tokens, *state_, copied_.data(), nullptr, hidden_.data());
     settle(tokens);
     settled_ = read();
     begin = stop;
@@ -172,7 +163,7 @@ const float* HeadState::catch_up(const Ids& context) {
 // Reads a drafted token with the output of the row before.
 const float* HeadState::follow(const Ids& tokens) {
   const std::vector<float> before = hidden_;
-  const Rows rows = head_->draft(tokens, *state_, nullptr, before.data(), hidden_.data());
+  const Rows rows = model_->draft(tokens, *state_, nullptr, before.data(), hidden_.data());
   settle(tokens);
   return rows[0];
 }

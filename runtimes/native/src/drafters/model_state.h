@@ -10,14 +10,11 @@
 
 namespace edgedecode {
 
-constexpr int kMostNodes = 16;                 // of a draft tree
-constexpr int kTreeRows = kMostNodes / 2 + 1;  // of a pass over a tree's level
-
 // Holds the tokens `read_`, of which the first `agreed_` are known to equal the context's from `start_` on. It catches
 // up in chunks when a row is needed. With less capacity than the context it holds a window of its end.
 class ModelState {
  public:
-  ModelState(LanguageModel* model, int capacity, bool tree);
+  ModelState(LanguageModel* model, int capacity);
   virtual ~ModelState() = default;
   int room() const { return state_->capacity() - read(); }
   void begin(const Ids& context);
@@ -32,9 +29,6 @@ class ModelState {
   virtual const float* catch_up(const Ids& context);
   // Reads these tokens, which stay pending until the context is known to have them.
   virtual const float* follow(const Ids& tokens);
-  // Appends rows of a tree, pending until `keep`.
-  Rows grow(const Ids& tokens, const std::vector<int>& parents);
-  void keep(const std::vector<int>& path, const Ids& tokens);
 
  protected:
   int read() const { return static_cast<int>(read_.size()); }
@@ -43,7 +37,7 @@ class ModelState {
   virtual void restart(int start);
   void crop(int length);
   void settle(const Ids& tokens);
-  Rows forward(const Ids& tokens, const std::vector<int>* parents, const std::vector<int>& rows);
+  Rows forward(const Ids& tokens, int rows);
 
   LanguageModel* model_;
   std::unique_ptr<State> state_;
@@ -57,7 +51,7 @@ class ModelState {
 // of position start_ + i. Rows of a draft read the head's own output: they are dropped at the next draft.
 class HeadState : public ModelState {
  public:
-  HeadState(DraftHead* head, const State* target, FeatureState* features, int capacity);
+  HeadState(LanguageModel* head, const State* target, FeatureState* features, int capacity);
   void agree(const Ids& context) override { crop(valid(context)); }
   int unread(const Ids& context) const override;
   int reach(const Ids& context, int limit, const Plan& plan) override;
@@ -69,7 +63,6 @@ class HeadState : public ModelState {
   int valid(const Ids& context) const { return std::min(matching(context), settled_); }
   void restart(int start) override;
 
-  DraftHead* head_;
   const State* target_;
   FeatureState* features_;
   int settled_ = 0;  // rows that read features

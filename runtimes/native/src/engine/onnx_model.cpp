@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #include "../errors.h"
 #include "../pack/plan.h"
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int kLeastRows = 2;  // of logits that are held
 constexpr int64_t kLeastFolded = 1 << 20;
-constexpr const char* kParents = "tree_parents";
 constexpr const char *kFeatures = "features", *kHidden = "hidden", *kLastHidden = "last_hidden";
 
 Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
@@ -66,12 +66,11 @@ OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, Mapp
   if (facts.head) nothing_.resize(width * static_cast<size_t>(facts.hidden));
 }
 
-std::unique_ptr<State> OnnxModel::new_state(int capacity, int rows, bool tree) {
+std::unique_ptr<State> OnnxModel::new_state(int capacity, int rows) {
   if (capacity < 1) throw input_error("a state of " + std::to_string(capacity) + " rows is out of range: 1 or more");
   if (capacity > card_.context)
     throw capability_error("a state of " + std::to_string(capacity) + " rows is too long: " + card_.name +
                            " supports " + std::to_string(card_.context) + " at most");
-  if (tree && !facts_.tree) throw capability_error(card_.name + " has no tree attention: its graph reads chains only");
   std::unique_ptr<OnnxState> state(new OnnxState(*this, capacity, rows + kLeastRows,
                                                  budget_.reserve("kv:" + card_.name, state_nbytes(facts_, capacity))));
   std::lock_guard<std::mutex> lock(running_);
@@ -153,6 +152,7 @@ std::unique_ptr<Binding> OnnxModel::bind(OnnxState& state) {
     binding->input(each.first.c_str(), Value(each.second->data(), {each.second->nbytes()}));
   binding->input("seqlens_k", Value(&last_slot_, {1}));
   binding->input("total_length", Value(&total_, {1}));
+  binding->input("tree_parents", Value(static_cast<const int32_t*>(nullptr), {0}));  // each row continues the one before
   return binding;
 }
 
@@ -165,58 +165,38 @@ void OnnxModel::check_tokens(const Ids& tokens) const {
                       " are out of range: 0 to " + std::to_string(count - 1));
 }
 
-Rows OnnxModel::append(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows,
-                       const HeadRows* read, float* out) {
+Rows OnnxModel::append(const Ids& tokens, State& state, int rows, const HeadRows* read) {
   std::lock_guard<std::mutex> lock(running_);
   OnnxState& own = static_cast<OnnxState&>(state);
-  const int count = static_cast<int>(tokens.size());
+  const int count = static_cast<int>(tokens.size()), used = own.length_ + own.pending_, first = count - rows;
   check_tokens(tokens);
-  if (!std::is_sorted(rows.begin(), rows.end()) || (!rows.empty() && (rows.front() < 0 || rows.back() >= count)))
+  if (rows < 0 || first < 0)
     throw input_error("the rows asked for are out of range in a pass of " + std::to_string(count) + " rows");
-  const bool chain = own.tree_ == nullptr;
-  try {
-    own.grow(count, parents);
-    if (own.tree_ != nullptr && !facts_.tree)
-      throw capability_error(card_.name + " has no tree attention: its graph reads chains only");
-    hold_rows(static_cast<int>(rows.size()));
-    passes(own, tokens, rows, read);
-  } catch (...) {
-    if (chain) own.tree_ = nullptr;  // a chain stays a chain if its first tree is refused
-    throw;
-  }
-  own.pending_ += count;
-  if (out != nullptr) std::copy(after_.end() - facts_.hidden, after_.end(), out);
-  return {logits_.get(), static_cast<int>(rows.size()), card_.rows};
-}
-
-void OnnxModel::passes(OnnxState& state, const Ids& tokens, const std::vector<int>& rows, const HeadRows* read) {
-  const int count = static_cast<int>(tokens.size());
-  size_t filled = 0;
+  if (count > own.capacity_ - used)
+    throw capability_error(std::to_string(count) + " more rows do not fit the state: " + std::to_string(used) + " of " +
+                           std::to_string(own.capacity_) + " are used (shorten the prompt, or raise \"context\")");
+  hold_rows(rows);
   for (int start = 0, width = 0; start < count; start += width) {
     width = std::min(count - start, facts_.rows_per_pass);
-    if (state.recurrence_ != nullptr && state.tree_ != nullptr)
-      width = std::min(width, state.recurrence_->width(*state.tree_, state.pending_ + start, width));
-    const int plain = state.adapter_ ? state.adapter_from_ - state.length_ - state.pending_ - start : 0;
+    const int plain = own.adapter_ ? own.adapter_from_ - used - start : 0;
     if (plain > 0) width = std::min(width, plain);
-    std::vector<int> here;
-    size_t next = filled;
-    for (; next < rows.size() && rows[next] < start + width; next++) here.push_back(rows[next] - start);
-    pass(state, tokens.data() + start, width, state.pending_ + start, here, static_cast<int>(filled), read);
-    filled = next;
+    const int done = std::max(0, start - first);  // rows that earlier passes gave
+    pass(own, tokens.data() + start, width, own.pending_ + start, std::max(0, start + width - first) - done, done, read);
   }
+  own.pending_ += count;
+  return {logits_.get(), rows, card_.rows};
 }
 
-void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows,
-                     int slot, const HeadRows* read) {
-  const int count = static_cast<int>(rows.size()), first = state.length_ + start;
+void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int start, int count, int slot,
+                     const HeadRows* read) {
+  const int first = state.length_ + start;
   Binding& binding = *state.binding_;
   if (state.adapter_) bind_adapter(state, first >= state.adapter_from_);
   for (int i = 0; i < width; i++) {
-    ids_[static_cast<size_t>(i)] = tokens[i];
-    positions_[static_cast<size_t>(i)] =
-        state.tree_ == nullptr ? first + i : state.length_ + state.tree_->depth(start + i);
+    ids_[i] = tokens[i];
+    positions_[i] = first + i;
   }
-  std::copy(rows.begin(), rows.end(), picked_.begin());
+  std::iota(picked_.begin(), picked_.begin() + count, width - count);
   total_ = first + width;
   last_slot_ = total_ - 1;
   if (state.bound_width_ != width) {
@@ -233,11 +213,6 @@ void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int sta
     state.bound_rows_ = count;
     state.bound_place_ = place;
   }
-  if (state.tree_ != nullptr)
-    binding.input(kParents, Value(state.tree_->parents(), {start + width}));
-  else if (!state.bound_chain_)
-    binding.input(kParents, Value(static_cast<const int32_t*>(nullptr), {0}));
-  state.bound_chain_ = state.tree_ == nullptr;
   if (facts_.head) bind_head(state, width, start, count, read);
   if (state.features_ != nullptr) state.features_->bind(binding, first, width);
   edgedecode_use_threads(threads_);
@@ -246,7 +221,7 @@ void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int sta
     session_->run(binding, what);
     return;
   }
-  state.recurrence_->begin(binding, state.length_, start, width, state.tree_.get());
+  state.recurrence_->begin(binding, state.length_, start, width);
   try {
     session_->run(binding, what);
   } catch (...) {
@@ -266,9 +241,11 @@ void OnnxModel::bind_head(OnnxState& state, int width, int start, int rows, cons
   state.binding_->output(kHidden, Value(after_.data(), {rows, facts_.hidden}));
 }
 
-Rows OnnxHead::draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) {
+Rows OnnxModel::draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) {
   const HeadRows read = {features != nullptr ? features : hidden, features != nullptr, state.pending()};
-  return model_->append(tokens, state, nullptr, {static_cast<int>(tokens.size()) - 1}, &read, out);
+  const Rows found = append(tokens, state, 1, &read);
+  std::copy(after_.end() - facts_.hidden, after_.end(), out);
+  return found;
 }
 
 }  // namespace edgedecode

@@ -35,16 +35,12 @@ class OnnxModel : public LanguageModel {
   OnnxModel(const PackedModel& facts, int threads, Budget& budget, MappedFiles& files);
   const ModelCard& card() const override { return card_; }
   const PackedModel& facts() const { return facts_; }
-  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override;
-  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
-               const std::vector<int>& rows) override {
-    return append(tokens, state, parents, rows, nullptr, nullptr);
-  }
-  // `forward` of a head: `out` takes its output for the last row of `rows`.
-  Rows append(const Ids& tokens, State& state, const std::vector<int>* parents, const std::vector<int>& rows,
-              const HeadRows* read, float* out);
+  std::unique_ptr<State> new_state(int capacity, int rows) override;
+  Rows forward(const Ids& tokens, State& state, int rows) override { return append(tokens, state, rows, nullptr); }
+  Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;
 
  private:
+  Rows append(const Ids& tokens, State& state, int rows, const HeadRows* read);
   friend class OnnxState;
   void drop(OnnxState& state);
   std::shared_ptr<const Adapter> adapter(const PackedAdapter& facts);
@@ -53,9 +49,7 @@ class OnnxModel : public LanguageModel {
   void check_tokens(const Ids& tokens) const;
   void hold_rows(int count);
   std::unique_ptr<Binding> bind(OnnxState& state);
-  void passes(OnnxState& state, const Ids& tokens, const std::vector<int>& rows, const HeadRows* read);
-  void pass(OnnxState& state, const int32_t* tokens, int width, int start, const std::vector<int>& rows, int slot,
-            const HeadRows* read);
+  void pass(OnnxState& state, const int32_t* tokens, int width, int start, int rows, int slot, const HeadRows* read);
   void bind_head(OnnxState& state, int width, int start, int rows, const HeadRows* read);
 
   const PackedModel facts_;
@@ -74,24 +68,6 @@ class OnnxModel : public LanguageModel {
   std::unique_ptr<float[]> logits_;
   int logits_rows_ = 0;
   std::vector<float> after_, nothing_;  // a head's output; what it reads in `forward`
-};
-
-// A drafting head over its model.
-class OnnxHead : public DraftHead {
- public:
-  explicit OnnxHead(std::unique_ptr<OnnxModel> model) : model_(std::move(model)) {}
-  const ModelCard& card() const override { return model_->card(); }
-  std::unique_ptr<State> new_state(int capacity, int rows, bool tree) override {
-    return model_->new_state(capacity, rows, tree);
-  }
-  Rows forward(const Ids& tokens, State& state, const std::vector<int>* parents,
-               const std::vector<int>& rows) override {
-    return model_->forward(tokens, state, parents, rows);
-  }
-  Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;
-
- private:
-  std::unique_ptr<OnnxModel> model_;
 };
 
 }  // namespace edgedecode

@@ -1,4 +1,4 @@
-// One sequence's keys and values, the tree of its pending rows, and the engine's binding over them.
+// One sequence's keys and values, and the engine's binding over them.
 #pragma once
 
 #include <cstdint>
@@ -25,21 +25,6 @@ struct Freed {
 using Zeros = std::unique_ptr<void, Freed>;
 Zeros zeros(int64_t nbytes);  // throws std::bad_alloc
 
-// Parents and depths of pending rows, in the order of their arrival; -1: the last settled position.
-class Tree {
- public:
-  explicit Tree(int chain);  // of so many rows, each the next one's parent
-  void grow(const std::vector<int>& parents, int after);  // rows behind `after`, left by a failed pass, are dropped
-  int count() const { return static_cast<int>(parents_.size()); }
-  int trunk() const;  // how many rows from the first on are a chain that all later rows continue
-  int depth(int row) const { return depths_[static_cast<size_t>(row)]; }
-  const int32_t* parents() const { return parents_.data(); }
-  void check_path(const std::vector<int>& path, int pending) const;  // throws input_error
-
- private:
-  std::vector<int32_t> parents_, depths_;
-};
-
 class OnnxModel;
 class Recurrence;
 
@@ -59,7 +44,6 @@ class FeatureRows : public FeatureState {
   int width() const override { return static_cast<int>(names_.size() * hidden_); }
   void rows(int start, int stop, float* out) const override;
   void bind(Binding& binding, int first, int width);
-  void gather(const std::vector<int>& path, int length);
   void settle(int length);
 
  private:
@@ -79,30 +63,27 @@ class OnnxState : public State {
   int length() const override { return length_; }
   int pending() const override { return pending_; }
   int capacity() const override { return capacity_; }
-  void keep(const std::vector<int>& path) override;
+  void keep(int count) override;
   void crop(int length) override;
   FeatureState* keep_features() override;
   void read_with(const AdapterSpan& span) override;
 
  private:
   friend class OnnxModel;
-  void grow(int count, const std::vector<int>* parents);
   void settle(int length);
-  void gather(const std::vector<int>& path);
 
   OnnxModel& model_;
   const int capacity_, rows_;
   Lease lease_;
   bool open_ = false;  // the model counts its rows
   int length_ = 0, pending_ = 0;
-  std::unique_ptr<Tree> tree_;  // null: a chain
   Zeros cache_;                 // [caches, KV heads, slots, size]; keys in tiles, [slots / 16, size, 16]
   std::unique_ptr<Recurrence> recurrence_;
   std::unique_ptr<FeatureRows> features_;
   std::unique_ptr<Binding> binding_;
   int bound_width_ = 0, bound_rows_ = -1;  // what is bound now
   const float* bound_place_ = nullptr;
-  bool bound_chain_ = false, bound_adapter_ = false;
+  bool bound_adapter_ = false;
   std::shared_ptr<const Adapter> adapter_;
   int adapter_from_ = 0;
 };

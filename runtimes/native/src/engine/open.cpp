@@ -19,12 +19,7 @@ std::unique_ptr<OpenModels> open_models(PackManifest pack, const OpenOptions& op
     return std::make_unique<OnnxModel>(model, found->plan.threads, found->budget, files);
   };
   found->target = open(*found->pack.find("target"));
-  if (found->plan.draft == nullptr) return found;
-  std::unique_ptr<OnnxModel> draft = open(*found->plan.draft);
-  if (found->plan.draft->head)
-    found->head = std::make_unique<OnnxHead>(std::move(draft));
-  else
-    found->draft = std::move(draft);
+  if (found->plan.draft) found->draft = open(*found->plan.draft);
   return found;
 }
 

@@ -18,14 +18,13 @@ struct OpenModels {
   MemoryPlan plan;
   Budget budget;
   std::vector<Lease> leases;  // of the process itself
-  std::unique_ptr<LanguageModel> target, draft;  // draft: null if there is none, or a head
-  std::unique_ptr<DraftHead> head;
+  std::unique_ptr<LanguageModel> target, draft;  // draft: a draft model or a head; null: none
 
   OpenModels(PackManifest found, MemoryPlan fitted);
   std::atomic<bool> given_back{false};  // the drafts
   void close_drafts() {
-    if (draft || head) given_back = true;
-    draft = nullptr, head = nullptr;
+    if (draft) given_back = true;
+    draft = nullptr;
   }
 };
 

@@ -46,27 +46,15 @@ void Recurrence::bind_memory(Binding& binding) {
   }
 }
 
-int Recurrence::width(const Tree& tree, int start, int most) const {
-  const int count = tree.count() - start, trunk = tree.trunk();
-  const bool fits = start - before_ + count <= kSlots;
-  return fits || start >= trunk ? most : std::min(most, trunk - start);
-}
-
-void Recurrence::begin(Binding& binding, int length, int start, int width, const Tree* tree) {
+void Recurrence::begin(Binding& binding, int length, int start, int width) {
   check(length, start);
   if (lost_) throw capability_error("a pass of recurrent layers has failed: roll the state back before the next one");
   const int first = start - before_;
   const bool chained = first > 0 && first + width > kSlots;  // earlier rows make room: states take them now
   const int alone = chained ? 0 : first;
   const int through = std::max(0, alone + width - kSlots);
-  if (tree != nullptr && (chained || through > 0) && tree->trunk() < start + through)
-    throw capability_error(std::to_string(start + width) + " rows of a tree are pending, and recurrent layers keep " +
-                           std::to_string(kSlots) + ": use shorter drafts");
   std::vector<int32_t> rows = {alone};
-  if (chained)
-    for (int row = 0; row < first; row++) rows.push_back(row);
-  else
-    rows.insert(rows.end(), accepted_.begin(), accepted_.end());
+  for (int row = 0; row < (chained ? first : accepted_); row++) rows.push_back(row);
   snapshot(width >= kLarge);
   if (rows != bound_) {
     bound_ = std::move(rows);
@@ -80,7 +68,7 @@ void Recurrence::begin(Binding& binding, int length, int start, int width, const
 void Recurrence::commit(int length) {
   before_ = next_;
   base_ = length + before_;
-  accepted_.clear();
+  accepted_ = 0;
   running_ = uneven_ = false;
 }
 
@@ -96,24 +84,23 @@ void Recurrence::check_kept(int count) const {
                            " are: roll back instead");
 }
 
-void Recurrence::keep(const std::vector<int>& path) {
-  accepted_.clear();
-  for (size_t i = static_cast<size_t>(before_); i < path.size(); i++) accepted_.push_back(path[i] - before_);
+void Recurrence::keep(int count) {
+  accepted_ = count - before_;
   before_ = 0;
 }
 
 int Recurrence::crop(int length, int settled, int pending) {
   check(settled, pending);
-  const int reached = uneven_ && !accepted_.empty() ? settled : base_;
+  const int reached = uneven_ && accepted_ ? settled : base_;
   if (lost_ || length < reached) return restore(length);
-  accepted_.resize(std::min(accepted_.size(), static_cast<size_t>(length - base_)));
+  accepted_ = std::min(accepted_, length - base_);
   return length;
 }
 
 // Notes whether an error came behind a pass, or between settling rows and noting them here.
 void Recurrence::check(int length, int pending) {
   fail();
-  lost_ = lost_ || before_ > pending || base_ + static_cast<int>(accepted_.size()) != length + before_;
+  lost_ = lost_ || before_ > pending || base_ + accepted_ != length + before_;
 }
 
 void Recurrence::snapshot(bool large) {
@@ -149,7 +136,7 @@ int Recurrence::restore(int length) {
   else
     memset(states_.get(), 0, 4 * values_);
   base_ = position;
-  accepted_.clear();
+  accepted_ = 0;
   before_ = 0;
   running_ = uneven_ = lost_ = false;
   return position;

@@ -19,15 +19,13 @@ class Recurrence {
   static constexpr int kSlots = 64;  // rows whose inputs a layer keeps: more than a draft has, and a piece's end
   Recurrence(const std::vector<RecurrentShape>& shapes, int capacity);
   void bind_memory(Binding& binding);  // what never changes
-  // How many rows a pass from this pending row may have: what all branches share goes alone.
-  int width(const Tree& tree, int start, int most) const;
-  // Binds the rows of a pass from pending row `start`; takes a snapshot if it is due. Throws capability_error if too
-  // many rows of a tree are pending, or a pass has failed and the state was not rolled back.
-  void begin(Binding& binding, int length, int start, int width, const Tree* tree);
+  // Binds the rows of a pass from pending row `start`; takes a snapshot if it is due. Throws capability_error if a pass
+  // has failed and the state was not rolled back.
+  void begin(Binding& binding, int length, int start, int width);
   void commit(int length);
   void fail();
   void check_kept(int count) const;  // throws capability_error if states have applied more rows
-  void keep(const std::vector<int>& path);
+  void keep(int count);
   // Drops pending rows, and settled ones from `length` on; returns the length left, perhaps a shorter one.
   int crop(int length, int settled, int pending);
 
@@ -48,7 +46,7 @@ class Recurrence {
   std::vector<Floats> free_;
   std::vector<int32_t> bound_;  // the slot of a pass's first row, then those of accepted rows
   int base_ = 0;                // the position that all states have, unless a pass has failed since
-  std::vector<int32_t> accepted_;  // slots of the settled rows from there on
+  int accepted_ = 0;            // settled rows from there on, in the first slots
   int before_ = 0;                 // pending rows in front of slot 0: states have them
   int next_ = 0;
   bool running_ = false, risky_ = false;

@@ -115,7 +115,6 @@ class Reader {
     model.hidden = fields.count("hidden", 1);
     model.rows_per_pass = static_cast<int>(fields.number("rows_per_pass", 2, kMostRows));
     model.logits_copies = fields.count("logits_copies");
-    model.tree = fields.flag("tree");
     model.head = fields.flag("head");
     const std::string kv_type = fields.text("kv_type");
     if (kv_type != "float32" && kv_type != "int8")
@@ -128,9 +127,7 @@ class Reader {
     model.arena_nbytes = memory.nbytes("arena");
     for (const Json& each : fields.list("caches")) {
       const Fields cache(each, fields.name("caches"));
-      const std::string label = cache.text("name");
-      const bool keys = label.size() > 4 && label.compare(label.size() - 4, 4, ".key") == 0;
-      model.caches.push_back({label, cache.number("heads", 1, 1 << 16), cache.number("size", 16, 1 << 16), keys});
+      model.caches.push_back({cache.text("name"), cache.number("heads", 1, 1 << 16), cache.number("size", 16, 1 << 16)});
     }
     for (const Json& each : fields.list("recurrent")) {
       const Fields shape(each, fields.name("recurrent"));

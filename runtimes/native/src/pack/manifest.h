@@ -14,7 +14,6 @@ namespace edgedecode {
 struct CacheShape {
   std::string name;
   int64_t heads, size;
-  bool keys;
 };
 
 // One recurrent operator's memory: floats of a state, and of a row that it keeps.
@@ -42,7 +41,7 @@ struct PackedModel {
   std::string name, graph, weights, token_ids_file;
   std::map<std::string, std::string> tiles;  // by the graph's input, those of another model too
   int rows = 0, vocabulary_size = 0, context = 0, hidden = 0, features_width = 0, rows_per_pass = 0, logits_copies = 0;
-  bool tree = false, head = false, int8 = false;
+  bool head = false, int8 = false;
   int64_t loaded_nbytes = 0, workspace_nbytes = 0, thread_nbytes = 0, arena_nbytes = 0;
   std::vector<CacheShape> caches;
   std::vector<RecurrentShape> recurrent;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kEngineNbytes = 10 << 20;     // see onnx_footprint.py
 constexpr int64_t kVariationNbytes = 2 << 20;   // growth of the process beside its leases
-constexpr int64_t kRowNbytes = 8;               // of a tree: parent and depth
 constexpr int kLeastContext = 512, kContextStep = 64, kUsualContext = 8192;
 constexpr int64_t kSmallNbytes = 32 << 20;      // such weights fit the cache: see runtimes/threads.py
 constexpr int kMostThreads = 8, kMostAsked = 256;  // by default, and by an option: what the kernels' pool has
@@ -73,7 +72,7 @@ int64_t state_nbytes(const PackedModel& model, int capacity) {
   for (const RecurrentShape& each : model.recurrent) states += each.values, rows += each.width;
   const int64_t recurrent =
       states == 0 ? 0 : 4 * (states * (1 + Recurrence::snapshot_count(states, capacity)) + Recurrence::kSlots * rows);
-  return slot_count(capacity) * (model.position_nbytes() + kRowNbytes) + recurrent;
+  return slot_count(capacity) * model.position_nbytes() + recurrent;
 }
 
 int64_t logits_nbytes(const PackedModel& model, int rows) {

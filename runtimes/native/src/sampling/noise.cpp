@@ -41,22 +41,17 @@ double logarithm(double x) {
 
 double first_uniform(uint64_t key) { return uniform(hashed(key, -1)); }
 
-std::vector<int64_t> first_arrivals(uint64_t key, const int64_t* ids, const double* rates, int64_t size, int count) {
-  std::vector<int64_t> nearest;
-  std::vector<double> times;
-  for (int64_t index = 0; index < size; ++index) {
-    const uint64_t hash = hashed(key, ids ? ids[index] : index);
-    const bool full = static_cast<int>(nearest.size()) == count;
+int64_t first_arrival(uint64_t key, const std::vector<int64_t>& ids, const std::vector<double>& rates) {
+  size_t nearest = 0;
+  double least = INFINITY;
+  for (size_t index = 0; index < ids.size(); ++index) {
+    const uint64_t hash = hashed(key, ids[index]);
     // 1 - u is a lower bound on the exponential, -log u, and much cheaper.
-    if (full && uniform(~hash) / rates[index] > times.back() * kMargin) continue;
+    if (uniform(~hash) / rates[index] > least * kMargin) continue;
     const double time = -logarithm(uniform(hash)) / rates[index];
-    const auto place = std::upper_bound(times.begin(), times.end(), time) - times.begin();
-    if (place == count) continue;
-    if (full) nearest.pop_back(), times.pop_back();
-    nearest.insert(nearest.begin() + place, index);
-    times.insert(times.begin() + place, time);
+    if (time < least) nearest = index, least = time;
   }
-  return nearest;
+  return static_cast<int64_t>(nearest);
 }
 
 uint64_t answer_seed(std::optional<uint64_t> seed, int64_t number) {

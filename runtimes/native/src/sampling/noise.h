@@ -10,9 +10,8 @@ namespace edgedecode {
 uint64_t mixed(uint64_t value);  // splitmix64's output for this state
 double logarithm(double x);      // ln x for x in (0, 1], with the same bits on every platform
 double first_uniform(uint64_t key);
-// Indices of the first `count` arrivals, in order, where id i takes exponential(i) / rate(i); of equal ones the smaller
-// index first. ids: null uses the indices.
-std::vector<int64_t> first_arrivals(uint64_t key, const int64_t* ids, const double* rates, int64_t size, int count = 1);
+// The index that arrives first, where ids[i] takes exponential(ids[i]) / rates[i]; of equal ones the smallest.
+int64_t first_arrival(uint64_t key, const std::vector<int64_t>& ids, const std::vector<double>& rates);
 // The seed of answer `number` of a session: its own for the first, derived ones after it, or random ones.
 uint64_t answer_seed(std::optional<uint64_t> seed, int64_t number);
 

@@ -129,12 +129,4 @@ SamplingOptions SamplingOptions::unpenalised() const {
   return found;
 }
 
-SamplingOptions SamplingOptions::ranking(int count) const {
-  SamplingOptions found = *this;
-  found.top_p = found.typical_p = found.temperature = 1;
-  found.min_p = found.top_n_sigma = found.xtc_probability = found.mirostat = 0;
-  found.top_k = count;
-  return found;
-}
-
 }  // namespace edgedecode

@@ -33,8 +33,6 @@ struct SamplingOptions {
   void bind(int64_t vocabulary_size, const std::function<std::vector<int64_t>(const std::string&)>& find);
   // The same for rows that have biases and penalties already.
   SamplingOptions unpenalised() const;
-  // The same penalties, then the `count` likeliest ids at temperature 1.
-  SamplingOptions ranking(int count) const;
 };
 
 }  // namespace edgedecode

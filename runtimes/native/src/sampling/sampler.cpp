@@ -185,7 +185,7 @@ void Sampler::extend(const Ids& tokens) {
 int64_t Sampler::draw(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids) {
   if (limit_) {
     const Probs found = probs(row, path, key, ids);
-    return found.ids[first_arrivals(key, found.ids.data(), found.p.data(), static_cast<int64_t>(found.p.size()))[0]];
+    return found.ids[first_arrival(key, found.ids, found.p)];
   }
   const int64_t size = ids ? static_cast<int64_t>(ids->size()) : size_;
   const bool changed = dry_ || !biases_.ids.empty() || options_.frequency_penalty != 0 ||
@@ -205,7 +205,7 @@ int64_t Sampler::drawn(const float* row, int64_t size, const SamplingOptions& op
     if (ids)
       for (int64_t& each : candidates) each = (*ids)[each];
     const std::vector<double> rates(kept.weights.begin(), kept.weights.end());
-    return candidates[first_arrivals(key, candidates.data(), rates.data(), static_cast<int64_t>(rates.size()))[0]];
+    return candidates[first_arrival(key, candidates, rates)];
   }
   scratch_.resize(std::max<size_t>(scratch_.size(), edgedecode_draw_scratch(size) / sizeof(float)));
   const int64_t token = edgedecode_draw_row(
