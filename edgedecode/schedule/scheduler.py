@@ -150,7 +150,9 @@ class Scheduler:
         self._remembered.clear()
         self._patience = max(MISSED, self._patience // 2)
         self._cold = not any(table.plain for table in self.costs.tables.values())
-        return COLD if self._cold else self._rest(self._asking())
+        if self._cold:
+            return COLD
+        return 0 if self._model_pays() else self._rest(self._asking())
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from scores of offers."""
@@ -277,6 +279,18 @@ class Scheduler:
             length = min(room, prices.slack(length, SLACK))
         plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
         return _Arm(name, speed_up, plan, room, unread=before, horizon=horizon)
+
+    def _model_pays(self) -> bool:
+        """Return whether a draft model is expected to pay, besides its prefill: an answer is too short to rest then."""
+        table = self.costs.table(self._context)
+        if table.step is None:
+            return False
+        prices, longest = Prices(self.costs, table, table.step), self.options.draft_max
+        return any(
+            self.ledger.funds(name) > 0
+            and self._of_draft_model(name, longest, prices, step=prices.step(name), host=prices.host(name))[1] > SWITCH
+            for name in self.models
+        )
 
     def _of_draft_model(
         self, name: str, longest: int, prices: Prices, *, step: float, host: float, least: bool = False

@@ -365,6 +365,18 @@ def test_where_asking_costs_more_than_a_pass_a_first_answer_asks_twice_at_most(d
     assert all(name == NO_DRAFTER for _, name, _, _ in found.rounds)
 
 
+@pytest.mark.parametrize(("right", "rests"), [(always, False), (never, True)])
+def test_an_answer_begins_with_the_model_that_pays_however_dear_lookups_are_to_ask(right: Accepts, rests: bool) -> None:
+    """As an MTP layer's, over answers of few tokens. A session of its own for each, which know of each other."""
+    known, machine = Experience(), Machine(row=0.05, draft=0.1, read=0.001, asking=0.1)
+    drafters: dict[str, Accepts] = {"free": never, "model": right}
+    for _ in range(8):
+        simulate(scheduler(known), tokens=28, machine=machine, **drafters)  # type: ignore[arg-type]
+    assert (scheduler(known).begin() > 0) == rests
+    found = simulate(scheduler(known), tokens=28, machine=machine, **drafters)  # type: ignore[arg-type]
+    assert (found.rounds[0][1] == "model") != rests
+
+
 def test_the_gains_of_lookups_pay_for_asking_them_again() -> None:
     """They are asked in every round until what they gained in this answer is spent, and then as rarely as before."""
     asking, machine = 0.04, Machine(row=0.05, asking=0.04)

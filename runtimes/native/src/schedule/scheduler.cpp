@@ -47,7 +47,8 @@ int Scheduler::begin(const std::string& kind) {
   remembered_.clear();
   patience_ = std::max<int64_t>(kMissed, patience_ / 2);
   cold_ = std::none_of(costs_.tables.begin(), costs_.tables.end(), [](const auto& each) { return each.second.plain; });
-  return cold_ ? kCold : rest(asking());
+  if (cold_) return kCold;
+  return model_pays() ? 0 : rest(asking());
 }
 
 void Scheduler::observe(const RoundCost& cost, const std::vector<Score>& scores) {
@@ -207,6 +208,21 @@ Scheduler::Arm Scheduler::of_model(const std::string& name, int unread, const Si
   arm.unread = before;
   arm.horizon = horizon;
   return arm;
+}
+
+// Whether a draft model is expected to pay, besides its prefill: an answer is too short to rest then.
+bool Scheduler::model_pays() {
+  CostTable& table = costs_.table(context_);
+  if (!table.step) return false;
+  const Prices prices(&costs_, &table);
+  for (const std::string& name : options_.models) {
+    Rate rate;
+    rate.step = prices.step(name);
+    rate.host = prices.host(name);
+    if (ledger_->funds(name) > 0 && of_draft_model(name, options_.draft_max, prices, rate).speed_up > kSwitch)
+      return true;
+  }
+  return false;
 }
 
 // The best draft length and its speed-up without prefill, computed again only if something changed.

@@ -46,6 +46,7 @@ class Scheduler : public Policy {
   std::optional<Plan> probe(const std::vector<Offer>& offers, int room) const;
   Arm of_offer(const Offer& offer, int room, const Prices& prices);
   Arm of_model(const std::string& name, int unread, const Signals& signals, int room, const Prices& prices);
+  bool model_pays();
   BestLength of_draft_model(const std::string& name, int longest, const Prices& prices, const Rate& rate);
   void settle(const RoundCost& cost);
   Plan plain();
