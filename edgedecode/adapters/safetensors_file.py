@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from edgedecode.arrays import FloatArray
+from edgedecode.arrays import FloatArray, bfloat16_floats
 from edgedecode.errors import ManifestError, stand_in
 from edgedecode.typed_json import described
 
@@ -98,7 +98,7 @@ class SafetensorsFile:
             raise ManifestError(f"{self.path} ends in the middle of {name}: download it again")
         values = np.frombuffer(data, _TYPES[stored.dtype]).reshape(shape)
         if stored.dtype == "BF16":
-            values = (values.astype("<u4") << 16).view("<f4")
+            values = bfloat16_floats(values)
         return np.ascontiguousarray(values, np.float32)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.arrays import FloatArray
+from edgedecode.arrays import FloatArray, bfloat16_floats
 from edgedecode.errors import CapabilityError, InputError, ManifestError
 
 from .contents import Contents, Tensor
@@ -86,15 +86,16 @@ def read_values(contents: Contents, tensor: Tensor, path: Path) -> FloatArray:
         data = np.fromfile(path, np.uint8, tensor.nbytes, offset=contents.start + tensor.offset)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror or error}): copy it again") from None
+    shape = matrix_sizes(tensor)[::-1]
     if tensor.type == _BF16:
-        values = (data.view("<u2").astype("<u4") << 16).view("<f4")
-    elif tensor.type == _Q8_0:  # blocks of a scale and 32 integers
+        return bfloat16_floats(data.view("<u2")).reshape(shape)
+    if tensor.type == _Q8_0:  # blocks of a scale and 32 integers
         blocks = data.reshape(-1, 34)
         with np.errstate(invalid="ignore"):
             values = blocks[:, 2:].view(np.int8) * blocks[:, :2].copy().view("<f2").astype(np.float32)
     else:
         values = data.view("<f4" if tensor.type == 0 else "<f2")
-    return values.astype(np.float32).reshape(matrix_sizes(tensor)[::-1])
+    return values.astype(np.float32).reshape(shape)
 
 
 def _text(contents: Contents, key: str) -> object:

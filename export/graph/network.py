@@ -101,7 +101,8 @@ def kept_buffers(network: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> None:
     if (created := type(network).__name__) != architecture:
         raise ExportError(
-            f"{name}: model_type in config.json makes a {created}, its architectures name {architecture}: one is wrong"
+            f"{name}: model_type in config.json makes a {created}, its architectures name {architecture}: "
+            "correct the wrong one"
         )
 
 
@@ -116,7 +117,8 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
         found = checkpoint.tensors[tensor].shape
         if found != parameter.shape:
             raise ExportError(
-                f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file has {list(found)}: one is wrong"
+                f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file has {list(found)}: "
+                "download both again"
             )
     if tied:
         _check_tied(network, checkpoint, name=name)
@@ -129,7 +131,7 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
     ]
     if unused:
         count = counted(len(unused), "tensor")
-        raise ExportError(f"{name}: the file has {count} unknown to its config.json, {unused[0]} first: one is wrong")
+        raise ExportError(f"{name} has {count} unknown to its config.json, {unused[0]} first: download both again")
 
 
 def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) -> None:

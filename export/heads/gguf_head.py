@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray, bfloat16_floats
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import ASSISTANT, BLOCK_HEAD, HEAD, HEAD_IDS, HEADS, MARKOV
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
@@ -215,7 +215,7 @@ def gguf_tensor(path: Path, contents: Contents, tensor: Tensor) -> HeadTensor:
             return data
         values = data.reshape(-1).view(floats)
         if tensor.type == _BF16:
-            values = (values.astype("<u4") << 16).view("<f4")
+            values = bfloat16_floats(values)
         return np.ascontiguousarray(values.reshape(-1, *shape[1:]), np.float32)
 
     return HeadTensor(shape, read, F32 if floats else tensor.type, read)

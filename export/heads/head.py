@@ -25,6 +25,15 @@ TOKEN_NORM = "enc.token_norm.weight"
 """The norm of the embedding that an MTP layer reads."""
 CONTEXT_NORM = "context_norm.weight"
 """The norm of what a block drafter makes of its features."""
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{each}_proj": f"attn_{each}" for each in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{each}_norm": f"attn_{each}_norm" for each in "qk"},
+    **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
+}
+"""Modules of a layer that publishers name alike → llama.cpp's names."""
 MOST_IDS = 1 << 24
 """More than any vocabulary, context or layer of a model has."""
 _NAMED = 5
@@ -256,7 +265,7 @@ def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor], publishe
         if tensor.shape != sizes[name]:
             raise ExportError(
                 f"its configuration makes {published(name)} {list(sizes[name])}, the file has {list(tensor.shape)}: "
-                f"one is wrong"
+                f"download both again"
             )
         block = BLOCKS[tensor.kind][0]
         if tensor.shape[-1] % block:

@@ -179,7 +179,7 @@ class HeadConfig:
         if layer.num_hidden_layers != 1:
             raise ExportError(f"config.json says {layer.num_hidden_layers} layers: heads have one")
         if None is not rows != (stated := fields.draft_vocab_size) is not None:
-            raise ExportError(f"config.json says draft_vocab_size {stated}, lm_head has {rows} rows: one is wrong")
+            raise ExportError(f"config.json says draft_vocab_size {stated}, lm_head has {rows} rows: download it again")
         for flag, name in ((fields.norm_before_fc, "input_norm"), (fields.fc_norm, "fc_norm.0")):
             if flag and not norms[name]:
                 raise ExportError(

@@ -25,7 +25,7 @@ from ..frameworks import reason_of, refused
 from ..graph.checkpoint import weight_files
 from .block_config import BlockConfig
 from .gguf_head import read_gguf_head
-from .head import CONTEXT_NORM, FACTORS, MOST_IDS, Head, HeadShape, HeadTensor, checked_head, put
+from .head import CONTEXT_NORM, FACTORS, LAYER, MOST_IDS, Head, HeadShape, HeadTensor, checked_head, put
 from .head_config import HeadConfig
 from .mtp_layer import has_mtp, is_gated, placed_mtp
 
@@ -37,15 +37,7 @@ _PLACES = {
     "input_norm": "enc.output_norm",
     **{f"fc_norm.{index}": f"fc_norm.{index}" for index in range(HEAD_TAPS)},
 }
-_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "hidden_norm": "attn_norm_2",
-    "post_attention_layernorm": "ffn_norm",
-    **{f"self_attn.{each}_proj": f"attn_{each}" for each in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    **{f"self_attn.{each}_norm": f"attn_{each}_norm" for each in "qk"},
-    **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
-}
+_BLOCK = {**LAYER, "hidden_norm": "attn_norm_2"}
 _BLOCK_PLACES = {
     "fc": "fc",
     "norm": "output_norm",

@@ -14,7 +14,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 
-from .head import INPUT_NORM, TOKEN_NORM, HeadTensor, put
+from .head import INPUT_NORM, LAYER, TOKEN_NORM, HeadTensor, put
 
 _FC, _NORM = "fc.weight", "output_norm.weight"
 _QWEN = {"pre_fc_norm_embedding": TOKEN_NORM, "pre_fc_norm_hidden": INPUT_NORM, "norm": _NORM, "fc": _FC}
@@ -28,15 +28,7 @@ _SHARED = {
 }
 _PLACES = {**_QWEN, **_DEEPSEEK, **_MIMO, **_GGUF, **_SHARED}
 """Modules of Qwen3.5; of GLM-4.5 and DeepSeek; of MiMo; of GGUF files; and copies of the target's → a head's."""
-_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "post_attention_norm": "ffn_norm",
-    **{f"self_attn.{each}_proj": f"attn_{each}" for each in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    **{f"self_attn.{each}_norm": f"attn_{each}_norm" for each in "qk"},
-    **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
-}
+_BLOCK = {**LAYER, "post_attention_norm": "ffn_norm"}
 _OWN = re.compile(r"(?:model\.)?mtp(?:\.layers\.|_layers\.|\.)(?:(\d+)\.)?(.+)")
 _NUMBERED = re.compile(r"(?:model\.(?:language_model\.)?layers|blk)\.(\d+)\.(.+)")
 _HIDDEN_FIRST = "input_proj.weight"

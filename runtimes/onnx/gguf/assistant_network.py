@@ -6,41 +6,27 @@ follows the target's final norm at the position before, or its own last output. 
 
 import math
 
-import numpy as np
-
-from edgedecode.gguf.header import OUTPUT
-from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.graph_file import ValueInfo
 
 from ..graph_session import FEATURES_INPUT, HIDDEN, HIDDEN_INPUT, TARGET_CACHES
 from ..kernels.products import FLOAT
-from .head_network import HeadWeights, embedded_by_target
-from .metadata import Metadata
-from .network import Network, check_tensors
+from .head_network import DrafterNetwork
 
 
-def build_assistant_graph(metadata: Metadata, weights: HeadWeights) -> GraphFile:
-    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
-    check_tensors(metadata, weights)
-    network = _AssistantNetwork(metadata, weights, context=1, adapters=False, squares=False, kv_scales=None)
-    network.write()
-    weights.check_all_used()
-    return network.file
+class AssistantNetwork(DrafterNetwork):
+    """The assistant's layers, which have no keys and values."""
 
-
-class _AssistantNetwork(Network):
     def write(self, *, hidden: bool = False) -> None:
         self.begin()
         wide = self.metadata.integer("target_hidden_size")
-        token = self._scaled(embedded_by_target(self), math.sqrt(wide))
+        token = self._scaled(self._embedded(), math.sqrt(wide))
         state = self._node("Concat", [FEATURES_INPUT, HIDDEN_INPUT], {"axis": 1})
         both = self._node("Concat", [token, state], {"axis": -1})
         x, y = self._product(both, [("nextn.pre_projection.weight", None)]), ""
         for layer in range(len(self.layers)):
             x, y = self._layer(x, y, layer)
         x, _ = self._sum_norm(x, y, "output_norm.weight")
-        x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
-        self._rename(self._product(x, [(OUTPUT, None)]), "logits")
-        self._rename(self._product(x, [("nextn.post_projection.weight", None)]), HIDDEN)
+        self._rename(self._product(self._logits(x), [("nextn.post_projection.weight", None)]), HIDDEN)
 
     def _interface(self) -> None:
         super()._interface()
@@ -62,7 +48,3 @@ class _AssistantNetwork(Network):
 
     def _first_picked(self) -> int:
         return len(self.layers)
-
-    @property
-    def _rows(self) -> int:
-        return self.weights.columns(OUTPUT)

@@ -5,41 +5,29 @@ block: its last known token, and masks. Only those have queries and logits, and 
 are the pass's picked rows, and are dropped after it.
 """
 
-import numpy as np
-
 from edgedecode.gguf.architectures import MARKOV
-from edgedecode.gguf.header import OUTPUT
-from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.graph_file import ValueInfo
 
 from ..graph_session import FEATURES_INPUT
 from ..kernels.products import FLOAT
 from ..kernels.rewriting import BLOCK
-from .head_network import HeadWeights, embedded_by_target
-from .metadata import Metadata
-from .network import Network, check_tensors
+from .head_network import DrafterNetwork
+from .network import Network
 
 
-def build_block_graph(metadata: Metadata, weights: HeadWeights, *, context: int) -> GraphFile:
-    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
-    check_tensors(metadata, weights)
-    network = _BlockNetwork(metadata, weights, context=context, adapters=False, squares=False, kv_scales=None)
-    network.write()
-    weights.leave_out(MARKOV)  # `MarkovRows` reads them
-    weights.check_all_used()
-    return network.file
+class BlockNetwork(DrafterNetwork):
+    """The layers of a block drafter."""
 
-
-class _BlockNetwork(Network):
     def write(self, *, hidden: bool = False) -> None:
         self.begin()
+        self.weights.leave_out(MARKOV)  # `BlockFacts` reads them
         self._norm(self._product(FEATURES_INPUT, [("fc.weight", None)]), "context_norm.weight")
         self._rename(self.file.nodes[-1].outputs[0], "context")
-        (x,), y = self._picked(embedded_by_target(self)), ""
+        (x,), y = self._picked(self._embedded()), ""
         for layer in range(len(self.layers)):
             x, y = self._layer(x, y, layer)
         x, _ = self._sum_norm(x, y, "output_norm.weight")
-        x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
-        self._rename(self._product(x, [(OUTPUT, None)]), "logits")
+        self._logits(x)
 
     def _projections(self, x: str, layer: int) -> list[str]:
         part, facts = f"blk.{layer}.attn_", self.layers[layer]
@@ -63,7 +51,3 @@ class _BlockNetwork(Network):
         Network._interface(self)
         wide = self.metadata.taps * self.metadata.integer("target_hidden_size", self.metadata.hidden)
         self.file.inputs.append(ValueInfo(FEATURES_INPUT, FLOAT, (1, "F", wide)))
-
-    @property
-    def _rows(self) -> int:
-        return self.weights.columns(OUTPUT)

@@ -48,24 +48,43 @@ class HeadWeights(GgufWeights):
         super().check_all_used()
 
 
-def build_head_graph(metadata: Metadata, weights: HeadWeights, *, context: int) -> GraphFile:
-    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
-    check_tensors(metadata, weights)
-    network = _HeadNetwork(metadata, weights, context=context, adapters=False, squares=False, kv_scales=None)
-    network.write()
-    weights.check_all_used()
-    return network.file
+class DrafterNetwork(Network):
+    """What the graphs of all drafters share."""
+
+    @classmethod
+    def graph(cls, metadata: Metadata, weights: HeadWeights, *, context: int) -> GraphFile:
+        """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
+        check_tensors(metadata, weights)
+        network = cls(metadata, weights, context=context, adapters=False, squares=False, kv_scales=None)
+        network.write()
+        weights.check_all_used()
+        return network.file
+
+    @property
+    def _rows(self) -> int:
+        return self.weights.columns(OUTPUT)
+
+    def _logits(self, x: str) -> str:
+        """Write the logits of picked rows, and return these rows as a matrix."""
+        x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
+        self._rename(self._product(x, [(OUTPUT, None)]), "logits")
+        return x
+
+    def _embedded(self) -> str:
+        """Write the lookup of each row's token in the target's table, and return its name."""
+        return self._node("GatherBlockQuantized", [EMBEDDING, "input_ids", ""], domain="com.microsoft")
 
 
-class _HeadNetwork(Network):
+class HeadNetwork(DrafterNetwork):
+    """EAGLE-3's form, or an MTP layer."""
+
     def write(self, *, hidden: bool = False) -> None:
         self.begin()
         x, y = self._eagle_layer() if self.metadata.is_eagle else self._layer(self._joined(), "", 0)
         final, x = self._sum_norm(x, y, "output_norm.weight")
-        first = self._constant(np.array([0], np.int64))
-        last = self._node("Squeeze", [final, first])
-        self._rename(self._product(last, [(OUTPUT, None)]), "logits")
-        self._node("Squeeze", [final if self.metadata.integer("norm_output") else x, first])
+        self._logits(final)
+        fed = final if self.metadata.integer("norm_output") else x
+        self._node("Squeeze", [fed, self._constant(np.array([0], np.int64))])
         self.file.nodes[-1].outputs = [HIDDEN]
 
     def _joined(self) -> str:
@@ -98,10 +117,6 @@ class _HeadNetwork(Network):
         ]
         self.file.outputs.append(ValueInfo(HIDDEN, FLOAT, ("R", hidden)))
 
-    @property
-    def _rows(self) -> int:
-        return self.weights.columns(OUTPUT)
-
     def _fused(self) -> str:
         """Return what the features become: one row of hidden values each."""
         x, wide = FEATURES_INPUT, self.metadata.integer("target_hidden_size", self.metadata.hidden)
@@ -121,12 +136,7 @@ class _HeadNetwork(Network):
         """Return the embeddings: of the target's table, unless the head has one."""
         if self.weights.has(EMBEDDING):
             return self._embedding()
-        return embedded_by_target(self)
-
-
-def embedded_by_target(network: Network) -> str:
-    """Write the lookup of each row's token in the target's table, and return its name."""
-    return network._node("GatherBlockQuantized", [EMBEDDING, "input_ids", ""], domain="com.microsoft")
+        return self._embedded()
 
 
 def _unknown(hidden: int) -> Stored:

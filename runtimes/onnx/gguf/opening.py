@@ -83,19 +83,19 @@ def gguf_graph(
 
     metadata = read_metadata(path)
     if metadata.is_head:
-        from .head_network import HeadWeights, build_head_graph
+        from .head_network import HeadNetwork, HeadWeights
 
         wide = metadata.integer("target_hidden_size") if metadata.is_assistant else metadata.hidden
         own = HeadWeights(path, metadata.contents, findings=findings, given=given, hidden=wide)
         if metadata.is_assistant:
-            from .assistant_network import build_assistant_graph
+            from .assistant_network import AssistantNetwork
 
-            return build_assistant_graph(metadata, own), own
+            return AssistantNetwork.graph(metadata, own, context=1), own
         if metadata.is_block:
-            from .block_network import build_block_graph
+            from .block_network import BlockNetwork
 
-            return build_block_graph(metadata, own, context=entry.context), own
-        return build_head_graph(metadata, own, context=entry.context), own
+            return BlockNetwork.graph(metadata, own, context=entry.context), own
+        return HeadNetwork.graph(metadata, own, context=entry.context), own
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
     try:

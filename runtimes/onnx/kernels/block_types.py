@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.arrays import FloatArray
+from edgedecode.arrays import FloatArray, bfloat16_floats
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 
 from .library import Matrix
@@ -70,7 +70,7 @@ def floats_of(kind: int, data: _Bytes) -> FloatArray:
     """Return the values of some columns of a tensor, [columns, K]. data, and errors: as `matrix_of`."""
     if kind in FLOATS:
         if kind == _BF16:
-            return (np.ascontiguousarray(data).view("<u2").astype(np.uint32) << 16).view(np.float32)
+            return bfloat16_floats(np.ascontiguousarray(data).view("<u2"))
         return np.ascontiguousarray(data).view("<f2" if kind == _F16 else "<f4").astype(np.float32)
     if kind not in READERS:
         raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no reader")

@@ -199,7 +199,7 @@ CONFIGS = {
     "activation": ({"hidden_act": "gelu"}, "activation is 'gelu'"),
     "draft vocabulary": ({"draft_vocab_size": 95}, "draft_vocab_size 95, lm_head has 96 rows"),
     "norm": ({"norm_before_fc": True}, "there is input_norm.weight, which the head lacks"),
-    "hidden size": ({"hidden_size": 72}, r"config.*makes.*one is wrong"),
+    "hidden size": ({"hidden_size": 72}, r"config.*makes.*download both again"),
     "no size": ({"hidden_size": "wide"}, "hidden_size is 'wide': expected int"),
     "no object": ({"eagle_config": [1]}, "eagle_config is .*: expected object"),
     "layers of another type": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, "expected int, got str"),
