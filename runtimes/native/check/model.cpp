@@ -5,7 +5,7 @@
 #include "check.h"
 #include "engine/open.h"
 #include "errors.h"
-#include "pack/sha256.h"
+#include "pack/files.h"
 
 namespace edgedecode {
 namespace {

@@ -1,4 +1,4 @@
-// The tokenizer, the stream of text and the turns, and their files damaged.
+// JSON; the tokenizer, the stream of text and the turns, and their files damaged.
 #include "check.h"
 
 #include <chrono>
@@ -14,6 +14,21 @@
 
 namespace edgedecode {
 namespace {
+
+// Reads each line as JSON, writes it again, or what is wrong.
+int run_json(const std::vector<std::string>&, std::istream& in, std::ostream& out) {
+  std::string line;
+  while (std::getline(in, line)) {
+    try {
+      out << Json::parse(line, "line").text() << "\n";
+    } catch (const Error& error) {
+      out << "error: " << error.what() << "\n";
+    }
+  }
+  return 0;
+}
+
+const Registered kJson("json", run_json);
 
 std::string content(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

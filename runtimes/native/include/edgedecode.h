@@ -59,8 +59,8 @@ EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 /* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "enable_thinking" (by default
  * as the chat template has it), "adapter" (the name of one of the pack's; by default none), "drafter" and "draft_max"
  *
- * (as `generate --drafter` and `--draft-max`, without trees), "seed", "ignore_eos", and every sampling option of the command
- * line by its name in the HTTP API. */
+ * (as `generate --drafter` and `--draft-max`, without trees), "seed", "ignore_eos", and every sampling option of the
+ * command line by its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);

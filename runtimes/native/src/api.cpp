@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "errors.h"
 #include "session.h"
@@ -54,7 +55,8 @@ template <class Call>
 int64_t guarded(const Call& call) noexcept {
   try {
     last_error().clear();
-    return call();
+    if constexpr (std::is_void_v<decltype(call())>) return call(), 0;
+    else return call();
   } catch (const Error& error) {
     return failed(error.code, error.what());
   } catch (const std::bad_alloc&) {
@@ -74,7 +76,6 @@ char* guarded_json(const Call& call) noexcept {
     found = static_cast<char*>(std::malloc(text.size() + 1));
     if (!found) throw std::bad_alloc();
     std::memcpy(found, text.c_str(), text.size() + 1);
-    return 0;
   });
   return found;
 }
@@ -106,19 +107,13 @@ char* edgedecode_plan(const char* folder, const char* options) {
 
 edgedecode_pack* edgedecode_open(const char* folder, const char* options) {
   edgedecode_pack* found = nullptr;
-  guarded([&] {
-    found = new edgedecode_pack{edgedecode::Pack::open(text_of(folder), text_of(options))};
-    return 0;
-  });
+  guarded([&] { found = new edgedecode_pack{edgedecode::Pack::open(text_of(folder), text_of(options))}; });
   return found;
 }
 
 void edgedecode_close(edgedecode_pack* pack) {
   if (!pack || pack->pack->forked()) return;  // the memory of a fork's copy goes with the process
-  guarded([&] {
-    pack->pack->close();
-    return 0;
-  });
+  guarded([&] { pack->pack->close(); });
   delete pack;
 }
 
@@ -130,7 +125,6 @@ edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* o
   edgedecode_session* found = nullptr;
   guarded([&] {
     found = new edgedecode_session{checked(pack).pack->session(text_of(options))};
-    return 0;
   });
   return found;
 }
@@ -139,7 +133,6 @@ void edgedecode_session_close(edgedecode_session* session) {
   if (!session || session->session->forked()) return;
   guarded([&] {
     session->session->close();
-    return 0;
   });
   delete session;
 }
@@ -161,10 +154,7 @@ char* edgedecode_stats(edgedecode_session* session) {
 }
 
 int32_t edgedecode_rewind(edgedecode_session* session, int32_t turns) {
-  return static_cast<int32_t>(guarded([&] {
-    held(session)->rewind(turns);
-    return 0;
-  }));
+  return static_cast<int32_t>(guarded([&] { held(session)->rewind(turns); }));
 }
 
 int64_t edgedecode_trim_memory(edgedecode_pack* pack, int32_t level) {
@@ -191,10 +181,7 @@ size_t edgedecode_tokenize(const void* pack, const uint8_t* text, size_t size, u
 }
 
 int32_t edgedecode_constrain(edgedecode_session* session, const edgedecode_constraint* constraint) {
-  return static_cast<int32_t>(guarded([&] {
-    held(session)->constrain(constraint);
-    return 0;
-  }));
+  return static_cast<int32_t>(guarded([&] { held(session)->constrain(constraint); }));
 }
 
 }  // extern "C"

@@ -14,11 +14,24 @@ class Error : public std::runtime_error {
   const int code;
 };
 
-// The names of edgedecode/errors.py.
-inline Error input_error(const std::string& sentence) { return {EDGEDECODE_BAD_INPUT, sentence}; }
-inline Error manifest_error(const std::string& sentence) { return {EDGEDECODE_FAILED, sentence}; }
-inline Error capability_error(const std::string& sentence) { return {EDGEDECODE_FAILED, sentence}; }
-inline Error budget_exceeded(const std::string& sentence) { return {EDGEDECODE_OVER_BUDGET, sentence}; }
+inline const std::string& shown(const std::string& text) { return text; }
+inline std::string shown(int64_t number) { return std::to_string(number); }
+
+// The names of edgedecode/errors.py. A sentence is given in pieces: texts and whole numbers.
+template <int Code, class... Pieces>
+Error error_of(const Pieces&... pieces) {
+  std::string sentence;
+  (sentence.append(shown(pieces)), ...);
+  return {Code, sentence};
+}
+template <class... P>
+Error input_error(const P&... pieces) { return error_of<EDGEDECODE_BAD_INPUT>(pieces...); }
+template <class... P>
+Error manifest_error(const P&... pieces) { return error_of<EDGEDECODE_FAILED>(pieces...); }
+template <class... P>
+Error capability_error(const P&... pieces) { return error_of<EDGEDECODE_FAILED>(pieces...); }
+template <class... P>
+Error budget_exceeded(const P&... pieces) { return error_of<EDGEDECODE_OVER_BUDGET>(pieces...); }
 
 // What a sentence repeats of a text: at most so many bytes, whole characters.
 inline std::string start_of(const std::string& text, size_t most) {

@@ -15,6 +15,7 @@
 namespace edgedecode {
 namespace {
 
+constexpr const char kWhole[] = "a whole number";
 constexpr int kMostDepth = 64;
 constexpr size_t kMostValues = 1 << 20;  // each takes about 100 bytes
 
@@ -39,7 +40,7 @@ class Parser {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw input_error(subject_ + " is not valid JSON, at character " + std::to_string(at_ + 1) + ": " + what);
+    throw input_error(subject_, " is not valid JSON, at character ", at_, 1, ": ", what);
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   bool digit() const { return peek() >= '0' && peek() <= '9'; }
@@ -189,11 +190,11 @@ std::string written(double value) {
 }
 
 [[noreturn]] void refuse(const Json& value, const std::string& what, const char* expected) {
-  std::string shown = value.text();
-  if (value.is(Json::Kind::kArray)) shown = "a list";
-  if (value.is(Json::Kind::kObject)) shown = "an object";
-  if (shown.size() > 80) shown = "a string of " + std::to_string(shown.size() - 2) + " bytes";
-  throw input_error(what + " is " + shown + ": expected " + expected);
+  std::string given = value.text();
+  if (value.is(Json::Kind::kArray)) given = "a list";
+  if (value.is(Json::Kind::kObject)) given = "an object";
+  if (given.size() > 80) given = "a string of " + std::to_string(given.size() - 2) + " bytes";
+  throw input_error(what, " is ", given, ": expected ", expected);
 }
 
 }  // namespace
@@ -229,46 +230,26 @@ std::string Json::text() const {
   return out;
 }
 
-bool Json::boolean(const std::string& what) const {
-  if (kind_ != Kind::kBool) refuse(*this, what, "true or false");
-  return number_ != 0;
-}
-
-double Json::number(const std::string& what) const {
-  if (kind_ != Kind::kNumber) refuse(*this, what, "a number");
-  return number_;
+const Json& Json::expect(Kind kind, const std::string& what, const char* expected) const {
+  if (kind_ != kind || (expected == kWhole && !integer_)) refuse(*this, what, expected);
+  return *this;
 }
 
 int64_t Json::integer(const std::string& what, int64_t least, int64_t most) const {
-  if (kind_ != Kind::kNumber || !integer_) refuse(*this, what, "a whole number");
+  expect(Kind::kNumber, what, kWhole);
   const bool negative = number_ < 0;
   const bool fits = magnitude_ <= (uint64_t{1} << 63) - !negative;
   const auto found = static_cast<int64_t>(negative ? 0 - magnitude_ : magnitude_);
   if (!fits || found < least || found > most)
-    throw input_error(what + " " + text() + " is out of range: " + std::to_string(least) +
+    throw input_error(what, " ", text(), " is out of range: ", least,
                       (most == INT64_MAX ? " or more" : " to " + std::to_string(most)));
   return found;
 }
 
 uint64_t Json::whole(const std::string& what) const {
-  if (kind_ != Kind::kNumber || !integer_) refuse(*this, what, "a whole number");
-  if (number_ < 0) throw input_error(what + " " + text() + " is out of range: 0 or more");
+  expect(Kind::kNumber, what, kWhole);
+  if (number_ < 0) throw input_error(what, " ", text(), " is out of range: 0 or more");
   return magnitude_;
-}
-
-const std::string& Json::string(const std::string& what) const {
-  if (kind_ != Kind::kString) refuse(*this, what, "a string");
-  return text_;
-}
-
-const Json::Array& Json::array(const std::string& what) const {
-  if (kind_ != Kind::kArray) refuse(*this, what, "a list");
-  return array_;
-}
-
-const Json::Object& Json::object(const std::string& what) const {
-  if (kind_ != Kind::kObject) refuse(*this, what, "an object");
-  return object_;
 }
 
 const Json* Json::find(const std::string& key) const {
@@ -280,7 +261,7 @@ const Json* Json::find(const std::string& key) const {
 const Json& Json::at(const std::string& key, const std::string& what) const {
   object(what);
   const Json* found = find(key);
-  if (found == nullptr) throw input_error(what + " has no " + key);
+  if (found == nullptr) throw input_error(what, " has no ", key);
   return *found;
 }
 

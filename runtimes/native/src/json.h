@@ -32,13 +32,13 @@ class Json {
 
   bool is(Kind kind) const { return kind_ == kind; }
   // The value as a type; `what` names it in the error: "max_tokens is "5": expected a whole number".
-  bool boolean(const std::string& what) const;
-  double number(const std::string& what) const;
+  bool boolean(const std::string& what) const { return expect(Kind::kBool, what, "true or false").number_ != 0; }
+  double number(const std::string& what) const { return expect(Kind::kNumber, what, "a number").number_; }
   int64_t integer(const std::string& what, int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   uint64_t whole(const std::string& what) const;  // up to 2^64 - 1: a seed
-  const std::string& string(const std::string& what) const;
-  const Array& array(const std::string& what) const;
-  const Object& object(const std::string& what) const;
+  const std::string& string(const std::string& what) const { return expect(Kind::kString, what, "a string").text_; }
+  const Array& array(const std::string& what) const { return expect(Kind::kArray, what, "a list").array_; }
+  const Object& object(const std::string& what) const { return expect(Kind::kObject, what, "an object").object_; }
   // The member of an object, or null.
   const Json* find(const std::string& key) const;
   // The member, which must be there.
@@ -46,6 +46,8 @@ class Json {
   void set(const std::string& key, Json value);
 
  private:
+  const Json& expect(Kind kind, const std::string& what, const char* expected) const;  // itself; throws input_error
+
   Kind kind_ = Kind::kNull;
   double number_ = 0;
   bool integer_ = false;    // of kNumber: written without a fraction, and fits 64 bits

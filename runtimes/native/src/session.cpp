@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "errors.h"
-#include "pack/mapped.h"
+#include "pack/files.h"
 
 extern "C" int64_t edgedecode_draw_scratch(int64_t size);  // of runtimes/onnx/kernels/draw.cpp
 
@@ -100,8 +100,8 @@ Pack::Pack(const std::string& folder, const OpenOptions& options) {
   tokenizer_ = Tokenizer::open(read.tokenizer);  // first: the plan counts what the process holds
   const PackedModel& target = *read.find("target");
   if (target.vocabulary_size != std::min(target.rows, tokenizer_->size()))
-    throw manifest_error(read.tokenizer + " has " + std::to_string(tokenizer_->size()) + " ids, and the target " +
-                         std::to_string(target.vocabulary_size) + ": package the pack again");
+    throw manifest_error(read.tokenizer, " has ", tokenizer_->size(), " ids, and the target ", target.vocabulary_size,
+                         ": package the pack again");
   const SessionNeeds needs = session_needs(read);
   models_ = open_models(std::move(read), options, needs);
   const PackManifest& manifest = models_->pack;
@@ -115,7 +115,7 @@ Pack::Pack(const std::string& folder, const OpenOptions& options) {
   if (const Json* defaults = manifest.json.find("generation")) try {
       read_defaults(*defaults);
     } catch (const Error& error) {
-      throw manifest_error(folder + "/native.json: generation: " + error.what() +
+      throw manifest_error(folder, "/native.json: generation: ", error.what(),
                            ": use a newer library, or package the pack again");
     }
   if (!options.experience.empty()) read_experience(options.experience);
@@ -228,7 +228,7 @@ void Pack::close() {
 void Pack::read_experience(const std::string& file) {
   const auto text = file_text(file);
   const bool own = text ? text->empty() || text->compare(0, 9, "{\"tables\"") == 0 : access(file.c_str(), F_OK) != 0;
-  if (!own) throw input_error("experience: " + file + " holds something else: give the path of a file of its own");
+  if (!own) throw input_error("experience: ", file, " holds something else: give the path of a file of its own");
   experience_file_ = file;
   try {
     if (text) experience_ = Experience::from_json(Json::parse(*text, file)), experience_.doubt();
@@ -246,7 +246,7 @@ void Pack::write_experience() {
   if (file) whole = std::fclose(file) == 0 && whole;
   if (whole && std::rename(written.c_str(), experience_file_.c_str()) == 0) return;
   std::remove(written.c_str());
-  throw input_error("experience: " + experience_file_ + " cannot be written: give a file in a folder of the app");
+  throw input_error("experience: ", experience_file_, " cannot be written: give a file in a folder of the app");
 }
 
 Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
@@ -392,12 +392,11 @@ Conversation::Request Conversation::read(const std::string& text) {
     }
   }
   if (prompts != 1)
-    throw input_error("a request has one of message, prompt and tokens, and this one has " + std::to_string(prompts));
+    throw input_error("a request has one of message, prompt and tokens, and this one has ", prompts);
   if (request.message && !turns_) throw input_error("this pack has no chat template: give \"prompt\"");
   for (int32_t token : request.tokens)
     if (token < 0 || token >= pack_->tokenizer_->size())
-      throw input_error("prompt: token id " + std::to_string(token) + " is not in the vocabulary: 0 to " +
-                        std::to_string(pack_->tokenizer_->size() - 1));
+      throw input_error("prompt: token id ", token, " is not in the vocabulary: 0 to ", pack_->tokenizer_->size() - 1);
   if (!request.message && request.tokens.empty())
     throw input_error("prompt is empty: without a chat template it needs at least one token");
   request.sampling = sampling;
@@ -571,7 +570,7 @@ void Conversation::rewind(int turns) {
   check_idle();
   const std::lock_guard<std::mutex> call(mutex_);
   pack();
-  if (turns < 0) throw input_error("turns " + std::to_string(turns) + " is out of range: 0 or more");
+  if (turns < 0) throw input_error("turns ", turns, " is out of range: 0 or more");
   transcript_->rewind(static_cast<size_t>(turns));
 }
 

@@ -163,8 +163,7 @@ void Transcript::end(const Turn& turn, const std::string& text, const std::set<i
 void Transcript::rewind(size_t turns) {
   const std::vector<size_t> starts = turn_starts(messages_);
   if (turns > starts.size())
-    throw input_error("the conversation has " + std::to_string(starts.size()) + " turns, and " + std::to_string(turns) +
-                      " are to be kept");
+    throw input_error("the conversation has ", starts.size(), " turns, and ", turns, " are to be kept");
   if (turns == starts.size()) return;
   messages_.resize(starts[turns]);
   rendered_.reset();

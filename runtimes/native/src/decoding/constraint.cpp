@@ -26,7 +26,7 @@ const float* Constraint::masked(const float* row, const Ids& path) {
   commit(path);
   std::vector<uint32_t> bits((rows_ + 31) / 32, 0);
   if (const int32_t said = given_.mask(given_.user, bits.data(), bits.size() * sizeof(uint32_t)))
-    throw capability_error("the constraint's `mask` failed: it returned " + std::to_string(said));
+    throw capability_error("the constraint's `mask` failed: it returned ", said);
   row_.assign(rows_, -INFINITY);
   bool any = false;
   for (int id = 0; id < rows_; ++id)
@@ -43,8 +43,7 @@ void Constraint::extend(const Ids& tokens) {
 void Constraint::commit(const Ids& tokens) {
   for (; path_ < tokens.size(); ++path_)
     if (!ends_.count(tokens[path_]) && given_.commit(given_.user, static_cast<uint32_t>(tokens[path_])) != 0)
-      throw capability_error("the constraint refuses token " + std::to_string(tokens[path_]) +
-                             ", which its mask allowed");
+      throw capability_error("the constraint refuses token ", tokens[path_], ", which its mask allowed");
 }
 
 }  // namespace edgedecode

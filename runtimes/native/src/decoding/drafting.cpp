@@ -161,7 +161,7 @@ Draft Drafting::drafted(const std::string& name, const Drafts& offered, Round* r
   Drafter* drafter = nullptr;
   for (const auto& each : drafters_)
     if (each->name() == name) drafter = each.get();
-  if (!drafter) throw input_error("the policy chose the drafter " + name + "; the session has " + names());
+  if (!drafter) throw input_error("the policy chose the drafter ", name, "; the session has ", names());
   Draft draft;
   const auto known =
       std::find_if(offered.begin(), offered.end(), [&](const auto& each) { return each.first == drafter; });

@@ -98,9 +98,8 @@ void decode(LanguageModel& target, State& state, const std::shared_ptr<Ids>& tex
 }
 
 Error context_exceeded(size_t tokens, int context, const std::string& remedy) {
-  return input_error("prompt is too long: " + std::to_string(tokens) + " tokens > " + std::to_string(context - 1) +
-                     " maximum (this model's maximum context length is " + std::to_string(context) +
-                     " tokens): " + remedy);
+  return input_error("prompt is too long: ", tokens, " tokens > ", context - 1,
+                     " maximum (this model's maximum context length is ", context, " tokens): ", remedy);
 }
 
 }  // namespace edgedecode

@@ -98,40 +98,21 @@ Json Stats::as_json() const {
                                                  {"cut_short", each.second.cut_short}});
   for (const auto& each : plain_rounds) reasons.emplace_back(each.first, each.second);
   const double prefilled = static_cast<double>(prompt_tokens - cached_tokens);
+  const Json::Object spent = {{"draft", rounded(time.draft)}, {"verify", rounded(time.verify)},
+                              {"sample", rounded(time.sample)}, {"host", rounded(time.host)}};
   return Json::Object{
-      {"mode", mode},
-      {"seed", seed},
-      {"prompt_tokens", prompt_tokens},
-      {"cached_tokens", cached_tokens},
-      {"context_full", context_full},
-      {"stop_string", stop_string},
-      {"dropped_turns", dropped_turns},
-      {"reread_tokens", reread_tokens},
-      {"rounds", rounds},
-      {"proposed", proposed},
-      {"accepted", accepted},
-      {"corrections", corrections},
-      {"bonuses", bonuses},
-      {"ended", ended},
-      {"verified_tokens", tokens},
-      {"time_to_first_token", rounded(time_to_first_token)},
-      {"prefill_seconds", rounded(prefill_seconds)},
-      {"planned_nbytes", planned_nbytes},
-      {"peak_nbytes", peak_nbytes ? Json(peak_nbytes) : Json()},
-      {"survival", list(survival)},
-      {"reached", list(reached)},
-      {"drafters", counts},
-      {"plain_rounds", reasons},
-      {"time_seconds", Json::Object{{"draft", rounded(time.draft)},
-                                    {"verify", rounded(time.verify)},
-                                    {"sample", rounded(time.sample)},
-                                    {"host", rounded(time.host)}}},
+      {"mode", mode}, {"seed", seed}, {"prompt_tokens", prompt_tokens}, {"cached_tokens", cached_tokens},
+      {"context_full", context_full}, {"stop_string", stop_string}, {"dropped_turns", dropped_turns},
+      {"reread_tokens", reread_tokens}, {"rounds", rounds}, {"proposed", proposed}, {"accepted", accepted},
+      {"corrections", corrections}, {"bonuses", bonuses}, {"ended", ended}, {"verified_tokens", tokens},
+      {"time_to_first_token", rounded(time_to_first_token)}, {"prefill_seconds", rounded(prefill_seconds)},
+      {"planned_nbytes", planned_nbytes}, {"peak_nbytes", peak_nbytes ? Json(peak_nbytes) : Json()},
+      {"survival", list(survival)}, {"reached", list(reached)}, {"drafters", counts}, {"plain_rounds", reasons},
+      {"time_seconds", spent},
       {"acceptance_length", rounded(rounds ? static_cast<double>(tokens) / static_cast<double>(rounds) : 0)},
       {"speed_up", optional(plain && speed != 0 ? std::optional<double>(speed / *plain) : std::nullopt)},
       {"prefill_tokens_per_second", rounded(prefill_seconds != 0 ? prefilled / prefill_seconds : 0)},
-      {"tokens_per_second", rounded(speed)},
-      {"plain_tokens_per_second", optional(plain)},
-  };
+      {"tokens_per_second", rounded(speed)}, {"plain_tokens_per_second", optional(plain)}};
 }
 
 }  // namespace edgedecode

@@ -65,9 +65,9 @@ void check(ort::Status* status, const std::string& what) {
   const std::string found = message(status);
   if (found.empty()) return;
   if (found.find("smaller than requested") != std::string::npos)
-    throw budget_exceeded(what + " needs more memory than was planned for it: package the pack again");
+    throw budget_exceeded(what, " needs more memory than was planned for it: package the pack again");
   if (found.find("bad_alloc") != std::string::npos) throw std::bad_alloc();
-  throw capability_error(what + ": ONNX Runtime: " + first_line(found));
+  throw capability_error(what, ": ONNX Runtime: ", first_line(found));
 }
 
 // While it lives, sessions that are opened get an allocator with this limit: the engine has one setting for all.
@@ -131,20 +131,20 @@ void load_engine(const std::string& library) {
   std::lock_guard<std::mutex> lock(found.opening);
   if (found.env != nullptr) {
     if (library != found.library)
-      throw capability_error("this process runs " + found.library + " already: give it as the engine, not " + library);
+      throw capability_error("this process runs ", found.library, " already: give it as the engine, not ", library);
     return;
   }
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
-    throw capability_error("ONNX Runtime cannot be opened (" + first_line(dlerror()) +
+    throw capability_error("ONNX Runtime cannot be opened (", first_line(dlerror()),
                            "): give the path of libonnxruntime.so as \"engine\"");
   const auto get = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(handle, "OrtGetApiBase"));
-  if (get == nullptr) throw capability_error(library + " is not ONNX Runtime: it has no OrtGetApiBase");
+  if (get == nullptr) throw capability_error(library, " is not ONNX Runtime: it has no OrtGetApiBase");
   const ort::ApiBase* base = get();
   const void* const* api = base->GetApi(ort::kVersion);
   if (api == nullptr)
-    throw capability_error(library + " is ONNX Runtime " + base->GetVersionString() + ": 1." +
-                           std::to_string(ort::kVersion) + " or newer is needed");
+    throw capability_error(library, " is ONNX Runtime ", base->GetVersionString(), ": 1.", ort::kVersion,
+                           " or newer is needed");
   ort::api = api;
   check(ort::call(kCreateEnv, kFatal, "edgedecode", &found.env), library);
   check(ort::call(kCreateCpuMemoryInfo, kDeviceAllocator, kDefaultMemory, &found.memory), library);
@@ -191,8 +191,8 @@ std::unique_ptr<Binding> Session::bind() const { return std::unique_ptr<Binding>
 
 void Session::run(const Binding& binding, const std::string& what) const {
   if (binding.inputs_.size() != inputs_)
-    throw manifest_error(what + ": its graph has " + std::to_string(inputs_) + " inputs, and native.json names " +
-                         std::to_string(binding.inputs_.size()) + ": package the pack again");
+    throw manifest_error(what, ": its graph has ", inputs_, " inputs, and native.json names ", binding.inputs_.size(),
+                         ": package the pack again");
   check(ort::call(kRunWithBinding, session_, static_cast<const ort::RunOptions*>(nullptr),
                   static_cast<const ort::Binding*>(binding.binding_)),
         what);

@@ -28,7 +28,7 @@ Ids read_ids(const std::string& path, int rows, int vocabulary_size) {
   for (size_t i = 0; valid && i < found.size(); i++)
     valid = found[i] > (i == 0 ? -1 : found[i - 1]) && found[i] < vocabulary_size;
   if (!valid)
-    throw manifest_error(path + " has not " + std::to_string(rows) + " ascending ids: package the pack again");
+    throw manifest_error(path, " has not ", rows, " ascending ids: package the pack again");
   return found;
 }
 
@@ -67,10 +67,10 @@ OnnxModel::OnnxModel(const PackedModel& facts, int threads, Budget& budget, Mapp
 }
 
 std::unique_ptr<State> OnnxModel::new_state(int capacity, int rows) {
-  if (capacity < 1) throw input_error("a state of " + std::to_string(capacity) + " rows is out of range: 1 or more");
+  if (capacity < 1) throw input_error("a state of ", capacity, " rows is out of range: 1 or more");
   if (capacity > card_.context)
-    throw capability_error("a state of " + std::to_string(capacity) + " rows is too long: " + card_.name +
-                           " supports " + std::to_string(card_.context) + " at most");
+    throw capability_error("a state of ", capacity, " rows is too long: ", card_.name, " supports ", card_.context,
+                           " at most");
   std::unique_ptr<OnnxState> state(new OnnxState(*this, capacity, rows + kLeastRows,
                                                  budget_.reserve("kv:" + card_.name, state_nbytes(facts_, capacity))));
   std::lock_guard<std::mutex> lock(running_);
@@ -121,7 +121,7 @@ void OnnxModel::bind_adapter(OnnxState& state, bool on) {
 
 std::unique_ptr<FeatureRows> OnnxModel::new_features(int start) {
   if (facts_.features.empty())
-    throw capability_error("the " + card_.name + " has no outputs that a drafting head reads: use the drafter suffix");
+    throw capability_error("the ", card_.name, " has no outputs that a drafting head reads: use the drafter suffix");
   return std::make_unique<FeatureRows>(facts_, start,
                                        budget_.reserve("features:" + card_.name, features_nbytes(facts_)));
 }
@@ -152,7 +152,7 @@ std::unique_ptr<Binding> OnnxModel::bind(OnnxState& state) {
     binding->input(each.first.c_str(), Value(each.second->data(), {each.second->nbytes()}));
   binding->input("seqlens_k", Value(&last_slot_, {1}));
   binding->input("total_length", Value(&total_, {1}));
-  binding->input("tree_parents", Value(static_cast<const int32_t*>(nullptr), {0}));  // each row continues the one before
+  binding->input("tree_parents", Value(static_cast<const int32_t*>(nullptr), {0}));  // a chain
   return binding;
 }
 
@@ -161,8 +161,7 @@ void OnnxModel::check_tokens(const Ids& tokens) const {
   const int count = card_.token_ids.empty() ? card_.rows : card_.vocabulary_size;
   const auto range = std::minmax_element(tokens.begin(), tokens.end());
   if (*range.first < 0 || *range.second >= count)
-    throw input_error("token ids " + std::to_string(*range.first) + " to " + std::to_string(*range.second) +
-                      " are out of range: 0 to " + std::to_string(count - 1));
+    throw input_error("token ids ", *range.first, " to ", *range.second, " are out of range: 0 to ", count - 1);
 }
 
 Rows OnnxModel::append(const Ids& tokens, State& state, int rows, const HeadRows* read) {
@@ -171,17 +170,18 @@ Rows OnnxModel::append(const Ids& tokens, State& state, int rows, const HeadRows
   const int count = static_cast<int>(tokens.size()), used = own.length_ + own.pending_, first = count - rows;
   check_tokens(tokens);
   if (rows < 0 || first < 0)
-    throw input_error("the rows asked for are out of range in a pass of " + std::to_string(count) + " rows");
+    throw input_error("the rows asked for are out of range in a pass of ", count, " rows");
   if (count > own.capacity_ - used)
-    throw capability_error(std::to_string(count) + " more rows do not fit the state: " + std::to_string(used) + " of " +
-                           std::to_string(own.capacity_) + " are used (shorten the prompt, or raise \"context\")");
+    throw capability_error(count, " more rows do not fit the state: ", used, " of ", own.capacity_,
+                           " are used (shorten the prompt, or raise \"context\")");
   hold_rows(rows);
   for (int start = 0, width = 0; start < count; start += width) {
     width = std::min(count - start, facts_.rows_per_pass);
     const int plain = own.adapter_ ? own.adapter_from_ - used - start : 0;
     if (plain > 0) width = std::min(width, plain);
     const int done = std::max(0, start - first);  // rows that earlier passes gave
-    pass(own, tokens.data() + start, width, own.pending_ + start, std::max(0, start + width - first) - done, done, read);
+    const int wanted = std::max(0, start + width - first) - done;
+    pass(own, tokens.data() + start, width, own.pending_ + start, wanted, done, read);
   }
   own.pending_ += count;
   return {logits_.get(), rows, card_.rows};
@@ -217,18 +217,9 @@ void OnnxModel::pass(OnnxState& state, const int32_t* tokens, int width, int sta
   if (state.features_ != nullptr) state.features_->bind(binding, first, width);
   edgedecode_use_threads(threads_);
   const std::string what = "a pass of " + std::to_string(width) + " rows of the " + card_.name;
-  if (state.recurrence_ == nullptr) {
-    session_->run(binding, what);
-    return;
-  }
-  state.recurrence_->begin(binding, state.length_, start, width);
-  try {
-    session_->run(binding, what);
-  } catch (...) {
-    state.recurrence_->fail();
-    throw;
-  }
-  state.recurrence_->commit(state.length_);
+  if (state.recurrence_) state.recurrence_->begin(binding, state.length_, start, width);
+  session_->run(binding, what);
+  if (state.recurrence_) state.recurrence_->commit(state.length_);
 }
 
 void OnnxModel::bind_head(OnnxState& state, int width, int start, int rows, const HeadRows* read) {

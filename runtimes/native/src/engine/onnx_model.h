@@ -34,7 +34,6 @@ class OnnxModel : public LanguageModel {
   // The engine must be loaded. Leases before it allocates.
   OnnxModel(const PackedModel& facts, int threads, Budget& budget, MappedFiles& files);
   const ModelCard& card() const override { return card_; }
-  const PackedModel& facts() const { return facts_; }
   std::unique_ptr<State> new_state(int capacity, int rows) override;
   Rows forward(const Ids& tokens, State& state, int rows) override { return append(tokens, state, rows, nullptr); }
   Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) override;

@@ -22,8 +22,7 @@ OnnxState::~OnnxState() { model_.drop(*this); }
 
 void OnnxState::keep(int count) {
   if (count < 0 || count > pending_)
-    throw input_error("cannot keep " + std::to_string(count) + " pending rows: only " + std::to_string(pending_) +
-                      " are pending");
+    throw input_error("cannot keep ", count, " pending rows: only ", pending_, " are pending");
   if (recurrence_ != nullptr) recurrence_->check_kept(count);
   const bool any = pending_ > 0;
   settle(length_ + count);
@@ -32,8 +31,7 @@ void OnnxState::keep(int count) {
 
 void OnnxState::crop(int length) {
   if (length < 0 || length > length_)
-    throw capability_error("cannot go back to length " + std::to_string(length) + ": " + std::to_string(length_) +
-                           " positions are settled");
+    throw capability_error("cannot go back to length ", length, ": ", length_, " positions are settled");
   if (recurrence_ != nullptr) length = recurrence_->crop(length, length_, pending_);
   settle(length);
 }

@@ -10,7 +10,7 @@
 #include "../decoding/model.h"
 #include "../pack/budget.h"
 #include "../pack/manifest.h"
-#include "../pack/mapped.h"
+#include "../pack/files.h"
 #include "engine.h"
 
 namespace edgedecode {

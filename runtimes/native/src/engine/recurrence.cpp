@@ -48,7 +48,7 @@ void Recurrence::bind_memory(Binding& binding) {
 
 void Recurrence::begin(Binding& binding, int length, int start, int width) {
   check(length, start);
-  if (lost_) throw capability_error("a pass of recurrent layers has failed: roll the state back before the next one");
+  if (failed_) throw capability_error("a pass of recurrent layers has failed: roll the state back before the next one");
   const int first = start - before_;
   const bool chained = first > 0 && first + width > kSlots;  // earlier rows make room: states take them now
   const int alone = chained ? 0 : first;
@@ -61,27 +61,19 @@ void Recurrence::begin(Binding& binding, int length, int start, int width) {
     binding.input("kept_rows", Value(bound_.data(), {static_cast<int64_t>(bound_.size())}));
   }
   next_ = (chained ? start : before_) + through;
-  risky_ = chained || through > 0;
-  running_ = true;
+  failed_ = true;  // until `commit`
 }
 
 void Recurrence::commit(int length) {
   before_ = next_;
   base_ = length + before_;
   accepted_ = 0;
-  running_ = uneven_ = false;
-}
-
-void Recurrence::fail() {
-  uneven_ = uneven_ || running_;
-  lost_ = lost_ || (running_ && risky_);
-  running_ = false;
+  failed_ = false;
 }
 
 void Recurrence::check_kept(int count) const {
   if (count < before_)
-    throw capability_error(std::to_string(before_) + " of the pending rows must be kept, and " + std::to_string(count) +
-                           " are: roll back instead");
+    throw capability_error(before_, " of the pending rows must be kept, and ", count, " are: roll back instead");
 }
 
 void Recurrence::keep(int count) {
@@ -91,20 +83,18 @@ void Recurrence::keep(int count) {
 
 int Recurrence::crop(int length, int settled, int pending) {
   check(settled, pending);
-  const int reached = uneven_ && accepted_ ? settled : base_;
-  if (lost_ || length < reached) return restore(length);
+  if (failed_ || length < base_) return restore(length);
   accepted_ = std::min(accepted_, length - base_);
   return length;
 }
 
 // Notes whether an error came behind a pass, or between settling rows and noting them here.
 void Recurrence::check(int length, int pending) {
-  fail();
-  lost_ = lost_ || before_ > pending || base_ + accepted_ != length + before_;
+  failed_ = failed_ || before_ > pending || base_ + accepted_ != length + before_;
 }
 
 void Recurrence::snapshot(bool large) {
-  if (uneven_ || base_ - newest() < (large ? 1 : kEvery) || (free_.empty() && snapshots_.empty())) return;
+  if (base_ - newest() < (large ? 1 : kEvery) || (free_.empty() && snapshots_.empty())) return;
   if (free_.empty()) {  // the gap that it leaves is the smallest beside the way back to it
     double least = 2;
     auto chosen = snapshots_.begin();
@@ -138,7 +128,7 @@ int Recurrence::restore(int length) {
   base_ = position;
   accepted_ = 0;
   before_ = 0;
-  running_ = uneven_ = lost_ = false;
+  failed_ = false;
   return position;
 }
 

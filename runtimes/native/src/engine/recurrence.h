@@ -23,7 +23,6 @@ class Recurrence {
   // has failed and the state was not rolled back.
   void begin(Binding& binding, int length, int start, int width);
   void commit(int length);
-  void fail();
   void check_kept(int count) const;  // throws capability_error if states have applied more rows
   void keep(int count);
   // Drops pending rows, and settled ones from `length` on; returns the length left, perhaps a shorter one.
@@ -49,8 +48,7 @@ class Recurrence {
   int accepted_ = 0;            // settled rows from there on, in the first slots
   int before_ = 0;                 // pending rows in front of slot 0: states have them
   int next_ = 0;
-  bool running_ = false, risky_ = false;
-  bool uneven_ = false, lost_ = false;  // after a failed pass: layers may have accepted rows, or rows not settled
+  bool failed_ = false;  // a pass did, or was not noted: the next rollback goes to a snapshot
 };
 
 }  // namespace edgedecode

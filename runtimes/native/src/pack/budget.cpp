@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "../errors.h"
-#include "mapped.h"
+#include "files.h"
 
 namespace edgedecode {
 namespace {
@@ -40,14 +40,7 @@ std::string size_option(int64_t nbytes) {
 }
 
 Lease& Lease::operator=(Lease&& other) noexcept {
-  if (this != &other) {
-    release();
-    budget_ = other.budget_;
-    name_ = std::move(other.name_);
-    nbytes_ = other.nbytes_;
-    other.budget_ = nullptr;
-    other.nbytes_ = 0;
-  }
+  std::swap(budget_, other.budget_), std::swap(name_, other.name_), std::swap(nbytes_, other.nbytes_);
   return *this;
 }
 
@@ -90,9 +83,9 @@ void Budget::change(const std::string& name, int64_t more) {
     const int64_t free = std::max<int64_t>(0, limit_ - used_);
     int places = 1;
     while (places < 6 && format_nbytes(more, places) == format_nbytes(free, places)) places++;
-    throw budget_exceeded(format_nbytes(more, places) + " are needed for " + purpose(name) + ", but only " +
-                          format_nbytes(free, places) + " of the " + format_nbytes(limit_) +
-                          " budget are free: raise \"memory\" to " + size_option(used_ + more) +
+    throw budget_exceeded(format_nbytes(more, places), " are needed for ", purpose(name), ", but only ",
+                          format_nbytes(free, places), " of the ", format_nbytes(limit_),
+                          " budget are free: raise \"memory\" to ", size_option(used_ + more),
                           " or more, or give a smaller \"context\"");
   }
   used_ += more;

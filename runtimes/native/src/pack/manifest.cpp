@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "../errors.h"
-#include "mapped.h"
-#include "sha256.h"
+#include "files.h"
 
 namespace edgedecode {
 namespace {
@@ -61,11 +60,10 @@ class Reader {
   void read() {
     const Fields top(found_.json, "native.json");
     const std::string format = top.text("format");
-    if (format != kFormat) throw input_error("the format is \"" + start_of(format, 40) + "\", not \"" + kFormat + "\"");
+    if (format != kFormat) throw input_error("the format is \"", start_of(format, 40), "\", not \"", kFormat, "\"");
     const int64_t version = top.number("version", 1, 1 << 30);
     if (version > kVersion)
-      throw manifest_error(found_.folder + " has format version " + std::to_string(version) +
-                           ", this library reads up to " + std::to_string(kVersion) +
+      throw manifest_error(found_.folder, " has format version ", version, ", this library reads up to ", kVersion,
                            ": upgrade it, or package the pack with edgedecode of the library's version");
     found_.name = top.text("name");
     found_.vocabulary_size = top.count("vocabulary_size", 1);
@@ -86,7 +84,7 @@ class Reader {
     for (const auto& each : listed.members()) {
       const Fields entry = listed.inner(each.first);
       if (!plain(each.first))
-        throw input_error("it names the file \"" + start_of(each.first, 60) + "\", which may be outside");
+        throw input_error("it names the file \"", start_of(each.first, 60), "\", which may be outside");
       found_.files[each.first] = {entry.nbytes("nbytes"), entry.text("sha256")};
     }
   }
@@ -95,7 +93,7 @@ class Reader {
   std::string file(const Fields& fields, const std::string& key) const {
     const std::string name = fields.text(key);
     if (!name.empty() && found_.files.count(name) == 0)
-      throw input_error(fields.name(key) + " is \"" + start_of(name, 60) + "\", which is not among its files");
+      throw input_error(fields.name(key), " is \"", start_of(name, 60), "\", which is not among its files");
     return name.empty() ? "" : found_.folder + "/" + name;
   }
 
@@ -118,7 +116,7 @@ class Reader {
     model.head = fields.flag("head");
     const std::string kv_type = fields.text("kv_type");
     if (kv_type != "float32" && kv_type != "int8")
-      throw input_error(fields.name("kv_type") + " is \"" + start_of(kv_type, 20) + "\"");
+      throw input_error(fields.name("kv_type"), " is \"", start_of(kv_type, 20), "\"");
     model.int8 = kv_type == "int8";
     const Fields memory = fields.inner("memory");
     model.loaded_nbytes = memory.nbytes("loaded");
@@ -127,7 +125,8 @@ class Reader {
     model.arena_nbytes = memory.nbytes("arena");
     for (const Json& each : fields.list("caches")) {
       const Fields cache(each, fields.name("caches"));
-      model.caches.push_back({cache.text("name"), cache.number("heads", 1, 1 << 16), cache.number("size", 16, 1 << 16)});
+      const int64_t heads = cache.number("heads", 1, 1 << 16), size = cache.number("size", 16, 1 << 16);
+      model.caches.push_back({cache.text("name"), heads, size});
     }
     for (const Json& each : fields.list("recurrent")) {
       const Fields shape(each, fields.name("recurrent"));
@@ -139,10 +138,10 @@ class Reader {
     for (const Json& each : fields.list("features")) model.features.push_back(each.string(fields.name("features")));
     const int64_t features = static_cast<int64_t>(model.features.size()) * model.hidden;
     if (model.position_nbytes() > kMostPosition || features > kMostFeatures)
-      throw input_error(fields.name("caches") + " or features are larger than any model's");
+      throw input_error(fields.name("caches"), " or features are larger than any model's");
     if (model.token_ids_file.empty() ? model.rows < model.vocabulary_size : model.rows > model.vocabulary_size)
-      throw input_error(fields.name("rows") + " is " + std::to_string(model.rows) + " for a vocabulary of " +
-                        std::to_string(model.vocabulary_size) + " ids");
+      throw input_error(fields.name("rows"), " is ", model.rows, " for a vocabulary of ", model.vocabulary_size,
+                        " ids");
     found_.models[name] = std::move(model);
   }
 
@@ -155,11 +154,11 @@ class Reader {
       const auto& count = made.shape;
       const std::string matrix = made.name.size() < 7 ? "" : made.name.substr(made.name.size() - 2);
       if (made.name.compare(0, 5, "lora.") || (matrix != ".a" && matrix != ".b"))
-        throw input_error(input.name("name") + " is \"" + start_of(made.name, 40) + "\", which is no adapter's");
+        throw input_error(input.name("name"), " is \"", start_of(made.name, 40), "\", which is no adapter's");
       const bool sizes = count.size() == 2 || count.size() == 3;
       const int64_t nbytes = !sizes ? -1 : count[0] * count[1] * (count.size() == 3 ? count[2] : 4);
       if (nbytes < 0 || nbytes > found.nbytes - made.offset || made.offset % 4)
-        throw input_error(fields.name("inputs") + " has \"" + start_of(made.name, 40) + "\", which is not in the file");
+        throw input_error(fields.name("inputs"), " has \"", start_of(made.name, 40), "\", which is not in the file");
       found.inputs.push_back(std::move(made));
     }
     for (const Json& id : fields.list("invocation"))
@@ -189,25 +188,25 @@ PackManifest PackManifest::read(const std::string& folder) {
   const std::string path = folder + "/native.json";
   const int64_t nbytes = size_of(path);
   if (nbytes < 0)
-    throw manifest_error(
-        folder + " is no packaged folder: it has no native.json (make one with `edgedecode package PACK --native`)");
-  if (nbytes > kMostNbytes) throw manifest_error(path + " is too large to be a folder's description" + kAgain);
+    throw manifest_error(folder, " is no packaged folder: it has no native.json (make one with ",
+                         "`edgedecode package PACK --native`)");
+  if (nbytes > kMostNbytes) throw manifest_error(path, " is too large to be a folder's description", kAgain);
   const auto text = file_text(path, kMostNbytes);
-  if (!text) throw manifest_error(path + " cannot be read: copy the folder again");
+  if (!text) throw manifest_error(path, " cannot be read: copy the folder again");
   try {
     found.json = Json::parse(*text, path);
     Reader(found).read();
   } catch (const Error& error) {
     if (error.code != EDGEDECODE_BAD_INPUT) throw;
     const std::string what = error.what();
-    throw manifest_error((what.find(path) == 0 ? what : path + " is damaged: " + what) + kAgain);
+    throw manifest_error((what.find(path) == 0 ? what : path + " is damaged: " + what), kAgain);
   }
   for (const auto& each : found.files) {
     const int64_t size = size_of(folder + "/" + each.first);
-    if (size < 0) throw manifest_error(folder + "/" + each.first + " is missing: copy the folder again");
+    if (size < 0) throw manifest_error(folder, "/", each.first, " is missing: copy the folder again");
     if (size != each.second.nbytes)
-      throw manifest_error(folder + "/" + each.first + " has " + std::to_string(size) + " bytes, and had " +
-                           std::to_string(each.second.nbytes) + ": copy the folder again");
+      throw manifest_error(folder, "/", each.first, " has ", size, " bytes, and had ", each.second.nbytes,
+                           ": copy the folder again");
   }
   return found;
 }
@@ -218,7 +217,7 @@ void PackManifest::verify() const {
     std::optional<Mapped> file;
     if (each.second.nbytes) file.emplace(path);
     if (sha256(file ? file->data() : nullptr, static_cast<size_t>(each.second.nbytes)) != each.second.sha256)
-      throw manifest_error(path + " has changed since it was packaged: copy the folder again");
+      throw manifest_error(path, " has changed since it was packaged: copy the folder again");
   }
 }
 

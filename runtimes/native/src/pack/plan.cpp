@@ -8,7 +8,7 @@
 #include "../engine/onnx_state.h"
 #include "../engine/recurrence.h"
 #include "../errors.h"
-#include "mapped.h"
+#include "files.h"
 
 namespace edgedecode {
 namespace {
@@ -93,8 +93,7 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
   const PackedModel& target = *pack.find("target");
   const PackedModel* drafting = pack.find("head") != nullptr ? pack.find("head") : pack.find("draft");
   if (options.context < 0 || options.context > target.context)
-    throw input_error("a context of " + std::to_string(options.context) + " is out of range: 1 to " +
-                      std::to_string(target.context));
+    throw input_error("a context of ", options.context, " is out of range: 1 to ", target.context);
   MemoryPlan plan;
   plan.limit = options.memory > 0 ? options.memory : default_limit();
   plan.threads = options.threads > 0 ? options.threads : target.loaded_nbytes < kSmallNbytes ? 1 : fast_cores();
@@ -129,10 +128,9 @@ MemoryPlan plan_memory(const PackManifest& pack, const OpenOptions& options, con
     if (draft != wanted) plan.cuts.push_back("drafts by the " + wanted->name + " model");
     return plan;
   }
-  throw budget_exceeded(format_nbytes(plan.total()) + " are needed for a context of " + std::to_string(least) +
-                        ", but only " + format_nbytes(plan.limit) + " are the budget: raise \"memory\" to " +
-                        size_option(plan.total()) + " or more" +
-                        (options.context > 0 ? ", or give a smaller \"context\"" : ""));
+  throw budget_exceeded(format_nbytes(plan.total()), " are needed for a context of ", least, ", but only ",
+                        format_nbytes(plan.limit), " are the budget: raise \"memory\" to ", size_option(plan.total()),
+                        " or more", options.context > 0 ? ", or give a smaller \"context\"" : "");
 }
 
 }  // namespace edgedecode

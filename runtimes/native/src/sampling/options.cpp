@@ -52,12 +52,10 @@ void take_breakers(const Json& value, SamplingOptions* options) {
     const auto characters = static_cast<size_t>(std::count_if(
         breakers.back().begin(), breakers.back().end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
     if (characters < 1 || characters > kLongestBreaker)
-      throw input_error("dry_sequence_breakers has a text of " + std::to_string(characters) + " characters: 1 to " +
-                        std::to_string(kLongestBreaker));
+      throw input_error("dry_sequence_breakers has a text of ", characters, " characters: 1 to ", kLongestBreaker);
   }
   if (breakers.size() > kMostBreakers)
-    throw input_error("dry_sequence_breakers has " + std::to_string(breakers.size()) + " texts: up to " +
-                      std::to_string(kMostBreakers) + " are allowed");
+    throw input_error("dry_sequence_breakers has ", breakers.size(), " texts: up to ", kMostBreakers, " are allowed");
   options->dry_sequence_breakers = std::move(breakers);
 }
 
@@ -66,10 +64,10 @@ void take_bias(const Json& value, SamplingOptions* options) {
   for (const auto& each : value.object("logit_bias")) {
     const std::string& id = each.first;
     if (id.empty() || id.size() > 10 || id.find_first_not_of("0123456789") != std::string::npos)
-      throw input_error("logit_bias has the id \"" + id + "\": ids are whole numbers of 0 or more");
+      throw input_error("logit_bias has the id \"", id, "\": ids are whole numbers of 0 or more");
     const double amount = each.second.number("logit_bias of id " + id);
     if (!(-kMostBias <= amount && amount <= kMostBias))
-      throw input_error("logit_bias " + each.second.text() + " of id " + id + " is out of range: -100 (never) to 100");
+      throw input_error("logit_bias ", each.second.text(), " of id ", id, " is out of range: -100 (never) to 100");
     options->logit_bias.emplace_back(std::stoll(id), amount);
   }
   std::sort(options->logit_bias.begin(), options->logit_bias.end());
@@ -91,7 +89,7 @@ bool SamplingOptions::take(const std::string& name, const Json& value) {
     const double given = option.whole ? static_cast<double>(value.integer(name)) : value.number(name);
     const bool allowed = std::isfinite(given) && option.least <= given && given <= option.most;
     if (!allowed && given != SamplingOptions().*option.field)
-      throw input_error(name + " " + value.text() + " is out of range: " + option.allowed);
+      throw input_error(name, " ", value.text(), " is out of range: ", option.allowed);
     this->*option.field = given;
     return true;
   }
@@ -100,15 +98,15 @@ bool SamplingOptions::take(const std::string& name, const Json& value) {
 
 void SamplingOptions::bind(int64_t size, const std::function<std::vector<int64_t>(const std::string&)>& find) {
   if (!logit_bias.empty() && logit_bias.back().first >= size)
-    throw input_error("logit_bias has the id " + std::to_string(logit_bias.back().first) +
-                      ", and the vocabulary's ids are 0 to " + std::to_string(size - 1));
+    throw input_error("logit_bias has the id ", logit_bias.back().first, ", and the vocabulary's ids are 0 to ",
+                      size - 1);
   if (dry_multiplier == 0) return;
   const auto defaults = SamplingOptions().dry_sequence_breakers;
   std::set<int64_t> ids;
   for (const std::string& breaker : dry_sequence_breakers) {
     const auto found = find(breaker);
     if (found.empty() && std::find(defaults.begin(), defaults.end(), breaker) == defaults.end())
-      throw input_error("dry_sequence_breakers has " + Json(breaker).text() +
+      throw input_error("dry_sequence_breakers has ", Json(breaker).text(),
                         ", which no token contains: give shorter texts");
     ids.insert(found.begin(), found.end());
   }

@@ -184,7 +184,7 @@ void Sampler::extend(const Ids& tokens) {
 
 int64_t Sampler::draw(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids) {
   if (limit_) {
-    const Probs found = probs(row, path, key, ids);
+    const Probs found = unsurprising_probs(row, path, key, ids);
     return found.ids[first_arrival(key, found.ids, found.p)];
   }
   const int64_t size = ids ? static_cast<int64_t>(ids->size()) : size_;
@@ -217,19 +217,16 @@ int64_t Sampler::drawn(const float* row, int64_t size, const SamplingOptions& op
   return token;
 }
 
-Probs Sampler::probs(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids) {
+// What Mirostat draws from.
+Probs Sampler::unsurprising_probs(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids) {
   const int64_t size = ids ? static_cast<int64_t>(ids->size()) : size_;
-  const Floats logits = penalised(row, size, path, ids);
-  if (options_.greedy()) return {{drawn(logits.data(), size, unpenalised_, Marked(), key, ids)}, {1.0}};
-  std::optional<double> bits;
-  if (limit_) bits = limit_->after(path);
-  Kept kept = weighted(logits.data(), size, first_uniform(key), bits);
+  Kept kept = weighted(penalised(row, size, path, ids).data(), size, first_uniform(key), limit_->after(path));
   Probs found{std::move(kept.indices), {kept.weights.begin(), kept.weights.end()}};
   const double sum = pairwise_sum(found.p.data(), static_cast<int64_t>(found.p.size()));
   for (double& each : found.p) each /= sum;
   if (ids)
     for (int64_t& each : found.ids) each = (*ids)[each];
-  if (limit_) limit_->show(path, found);
+  limit_->show(path, found);
   return found;
 }
 

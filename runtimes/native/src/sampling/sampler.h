@@ -29,8 +29,6 @@ class Sampler {
   // Samples with the noise of `key`. path: drafted tokens between the sequence and this row. ids: of the row's
   // elements, ascending; null: their indices. Throws capability_error for logits that are not numbers.
   int64_t draw(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids = nullptr);
-  // What `draw` samples from.
-  Probs probs(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids = nullptr);
   // Ids of the k largest raw logits, likeliest first.
   std::vector<int64_t> top(const float* row, int k) const;
   static Leading leading(const float* row, int64_t size);
@@ -41,6 +39,7 @@ class Sampler {
     std::vector<int64_t> indices;
     std::vector<float> weights;
   };
+  Probs unsurprising_probs(const float* row, const Ids& path, uint64_t key, const std::vector<int64_t>* ids);
   std::vector<float> penalised(const float* row, int64_t size, const Ids& path, const std::vector<int64_t>* ids) const;
   Kept weighted(const float* logits, int64_t size, double coin, std::optional<double> bits) const;
   int64_t drawn(const float* row, int64_t size, const SamplingOptions& options, const Marked& seen, uint64_t key,

@@ -50,7 +50,7 @@ Json table_json(const CostTable& table) {
 
 double amount(const Json& value, const std::string& what, double least = 0, double most = kMostAmount) {
   const double found = value.number(what);
-  if (!(least <= found && found <= most)) throw input_error(what + " is out of range");
+  if (!(least <= found && found <= most)) throw input_error(what, " is out of range");
   return found;
 }
 
@@ -58,7 +58,7 @@ int number_of(const std::string& key, int least, int most) {
   char* end = nullptr;
   const long found = std::strtol(key.c_str(), &end, 10);
   if (key.empty() || *end || found < least || found > most)
-    throw input_error("experience: \"" + key + "\" is out of range");
+    throw input_error("experience: \"", key, "\" is out of range");
   return static_cast<int>(found);
 }
 
@@ -69,7 +69,7 @@ std::optional<double> optional_amount(const Json& value, const std::string& what
 
 Counts::Depths depths_of(const Json& value, const std::string& what) {
   const Json::Array& given = value.array(what);
-  if (given.size() != kDepths) throw input_error(what + " has a wrong number of depths");
+  if (given.size() != kDepths) throw input_error(what, " has a wrong number of depths");
   Counts::Depths found{};
   for (int depth = 0; depth < kDepths; ++depth) found[depth] = amount(given[depth], what);
   return found;
@@ -79,13 +79,13 @@ void read_kind(const Json& value, History* history, Ledger* ledger) {
   const std::string what = "experience";
   for (const auto& each : value.at("history", what).object(what)) {
     const size_t colon = each.first.rfind(':');
-    if (colon == std::string::npos) throw input_error("experience: \"" + each.first + "\" names no match bucket");
+    if (colon == std::string::npos) throw input_error("experience: \"", each.first, "\" names no match bucket");
     Counts counts;
     counts.accepted = depths_of(each.second.at("accepted", what), what);
     counts.tried = depths_of(each.second.at("tried", what), what);
     for (int depth = 0; depth < kDepths; ++depth)
       if (counts.accepted[depth] > counts.tried[depth] + kRounding)
-        throw input_error("experience: \"" + each.first + "\" has more accepted tokens than tried ones");
+        throw input_error("experience: \"", each.first, "\" has more accepted tokens than tried ones");
     const int bucket = number_of(each.first.substr(colon + 1), 0, kMatchBuckets - 1);
     history->tables[{each.first.substr(0, colon), bucket}] = counts;
   }

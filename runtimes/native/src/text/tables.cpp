@@ -9,7 +9,7 @@ constexpr size_t kHeader = 16 + 16 * Tables::kCount;
 
 }  // namespace
 
-void Tables::damaged() const { throw manifest_error(path_ + " is damaged: package the model again"); }
+void Tables::damaged() const { throw manifest_error(path_, " is damaged: package the model again"); }
 
 Tables::Tables(const std::string& path) : path_(path), file_(path) {
   const auto size = static_cast<uint64_t>(file_.nbytes());
@@ -18,8 +18,8 @@ Tables::Tables(const std::string& path) : path_(path), file_(path) {
   std::memcpy(&version, file_.data() + 8, 4);
   std::memcpy(&count, file_.data() + 12, 4);
   if (version != kVersion || count != kCount) {
-    throw manifest_error(path + " has format " + std::to_string(version) + ", this library reads format " +
-                         std::to_string(kVersion) + ": package the model again");
+    throw manifest_error(path, " has format ", version, ", this library reads format ", kVersion,
+                         ": package the model again");
   }
   for (int name = 0; name < kCount; ++name) {
     std::memcpy(&starts_[name], file_.data() + 16 + 16 * name, 8);

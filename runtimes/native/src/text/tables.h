@@ -6,7 +6,7 @@
 #include <string>
 
 #include "../errors.h"
-#include "../pack/mapped.h"
+#include "../pack/files.h"
 
 namespace edgedecode {
 

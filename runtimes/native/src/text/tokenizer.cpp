@@ -130,9 +130,9 @@ Ids Tokenizer::prompt(std::string_view text) const {
 
 Ids Tokenizer::encode(std::string_view text, const std::vector<Span>& messages) const {
   if (text.size() >= kNone)
-    throw input_error("a text has " + std::to_string(text.size()) + " bytes: the limit is 4294967294");
+    throw input_error("a text has ", text.size(), " bytes: the limit is 4294967294");
   if (const size_t wrong = invalid_utf8(text); wrong != std::string_view::npos)
-    throw input_error("cannot encode this text: it is not UTF-8 at byte " + std::to_string(wrong));
+    throw input_error("cannot encode this text: it is not UTF-8 at byte ", wrong);
   Ids ids;
   section({text, 0, text.size()}, false, messages, ids);
   return ids;

@@ -62,13 +62,13 @@ Turns::Turns(const Json& turns) try
       assistant_(writing(turns, "assistant")),
       latest_(writing(turns, "latest")) {
 } catch (const Error& error) {
-  throw manifest_error(std::string(error.what()) + ": package the model again");
+  throw manifest_error(error.what(), ": package the model again");
 }
 
 void Turns::add(const Writing& how, const Message& message, Rendered& text) {
   const std::string& content = message.content;
   if (const size_t wrong = invalid_utf8(content); wrong != std::string::npos)
-    throw input_error("the content of a " + message.role + " message is not UTF-8 at byte " + std::to_string(wrong));
+    throw input_error("the content of a ", message.role, " message is not UTF-8 at byte ", wrong);
   size_t start = 0, stop = content.size();
   const auto begin = [&](const std::string& what) {
     if (what == "newlines") while (start < stop && content[start] == '\n') ++start;
@@ -96,7 +96,7 @@ Rendered Turns::render(const std::vector<Message>& messages) const {
   if ((count - first) % 2 == 0) throw input_error("a conversation ends with the user's message");
   for (size_t n = first; n < count; ++n) {
     if (messages[n].role == ((n - first) % 2 ? "assistant" : "user")) continue;
-    throw input_error("message " + std::to_string(n + 1) + " is the " + messages[n].role +
+    throw input_error("message ", n + 1, " is the ", messages[n].role,
                       "'s: after a system message user and assistant take turns");
   }
   Rendered text;

@@ -1,6 +1,7 @@
-// Files: mapped for reading, or read.
+// Files: mapped for reading, or read, and their digests.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,5 +24,8 @@ class Mapped {
 
 // All of a file; none: it cannot be read, is none, or has more bytes than `most`.
 std::optional<std::string> file_text(const std::string& path, int64_t most = 4 << 20);
+
+// SHA-256 (FIPS 180-4), in hexadecimal.
+std::string sha256(const void* data, size_t nbytes);
 
 }  // namespace edgedecode
