@@ -101,7 +101,7 @@ def create_app(models: Models, limits: Limits, *, verifies: bool = False) -> ASG
         Route("/api/show", endpoints.shown, methods=["POST"]),
         Route("/api/pull", library.pull, methods=["POST"]),
         Route("/api/delete", library.delete, methods=["DELETE"]),
-        *([Route("/v1/verify", VerifyEndpoint(models).verify, methods=["POST"])] if verifies else []),
+        *([Route("/v1/verify", VerifyEndpoint(models, readers).verify, methods=["POST"])] if verifies else []),
         *page_routes(),
     ]
     known = {each.path: each for each in routes if isinstance(each, Route)}

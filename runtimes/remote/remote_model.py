@@ -17,8 +17,8 @@ from edgedecode.user_notices import notice
 
 from .. import row_state
 from .connection import Connection, Late, TargetFailed
-from .servers import Asked, Kind, Rows, rows_of
-from .token_stream import FEW, Begun, TokenStream
+from .servers import Kind, Rows, rows_of
+from .token_stream import FEW, Asked, Begun, TokenStream
 
 _TOKEN_NBYTES = 8
 _AGAIN_SECONDS = 30.0
@@ -42,7 +42,6 @@ class RemoteState:
         self.sampling: Mapping[str, float] = {}
         self.streams, self.switches, self.limit = False, False, 1
         self.stream: TokenStream | None = None
-        self.plain, self.patience = 0, 1
         self.alone = ""
         """Why the device's model goes on alone in this answer; empty: it does not."""
 
@@ -73,16 +72,14 @@ class RemoteState:
         if begins:
             self.alone = ""
             self.end_stream()
-            self.patience = 1
 
     def end_stream(self) -> None:
-        """Stop what the server writes. With a seed it reads all again for the next one, which waits twice as long."""
-        if self.stream is not None:
-            self.stream.close()
-            self.stream = None
-            if self.sampling.get("temperature"):
-                self.patience *= 2
-        self.plain = 0
+        """Stop what the server writes. Its session, if there is one, holds all but the last token that came."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
+            self.session = stream.asked.session
+            self.agreed = min(max(self.agreed, stream.length - 1), len(self.tokens))
 
     def close(self) -> None:
         self.end_stream()
@@ -201,16 +198,16 @@ class RemoteModel:
         if count > 1 or kind.write is None:
             return None
         if kind.ask is not None and state.stream is None:
-            state.plain += 1
             drawn = state.sampling.get("temperature") and (state.switches or not kind.verifies)
-            if drawn or not state.streams or state.plain < state.patience:
+            if drawn or not state.streams:
                 return None
         while True:
             begins = state.stream is None
             try:
                 if state.stream is None:
                     most = FEW if state.switches else state.limit
-                    begun = Begun(every, most, state.sampling, state.seed, self._pieces, self._end)
+                    asked = Asked(every, min(state.agreed, len(every) - 1), rows=0, top=0, session=state.session)
+                    begun = Begun(asked, most, state.sampling, state.seed, self._pieces, self._end)
                     state.stream = TokenStream(self.connection, kind.write, begun, size=self.card.vocabulary_size)
                 return [(np.array([state.stream.next()]), np.zeros(1, np.float32))]
             except TargetFailed as error:  # also at the end of as many tokens as were asked for

@@ -12,27 +12,12 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 
 from .connection import Connection, Refused
-from .token_stream import Write, write_ids, write_ollama, write_text
+from .token_stream import Asked, Write, in_session, write_ids, write_ollama, write_session, write_text
 
-_LOST = 409
 _MOST_PARTS = 16
 """Parts of characters that llama-server may put first, one after the other, before its row is given up."""
 Rows: TypeAlias = list[tuple[IntArray, FloatArray]]
 """The ids after each token, likeliest first, and their logits up to a constant of the row, float32."""
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request: the last `rows` rows of `tokens`, of which the server has the first `keep` by its last reply.
-
-    session: of the server, which it names; empty: none.
-    """
-
-    tokens: list[int]
-    keep: int
-    rows: int
-    top: int
-    session: str = ""
 
 
 Ask: TypeAlias = Callable[[Connection, Asked], Rows]
@@ -40,16 +25,9 @@ Ask: TypeAlias = Callable[[Connection, Asked], Rows]
 
 
 def ask_edgedecode(connection: Connection, asked: Asked) -> Rows:
-    """Ask `edgedecode serve --verify-drafts`. What its session does not hold is sent; a lost one begins again."""
+    """Ask `edgedecode serve --verify-drafts`. What its session does not hold is sent."""
     body = connection.named | {"rows": asked.rows, "top": asked.top}
-    whole = {"tokens": asked.tokens, **body}
-    held = {"session": asked.session, "keep": asked.keep, **body, "tokens": asked.tokens[asked.keep :]}
-    try:
-        found: Any = connection.ask("/v1/verify", held if asked.session else whole)
-    except Refused as error:
-        if error.status != _LOST:
-            raise
-        found = connection.ask("/v1/verify", whole)
+    found: Any = in_session(asked, lambda held: connection.ask("/v1/verify", held | body))
     asked.session = str(found["session"])
     connection.answers(found["model"])
     return [
@@ -122,7 +100,7 @@ class Kind:
 
 
 KINDS = {
-    "edgedecode": Kind(ask_edgedecode, write_ids, verifies=True, text="content"),
+    "edgedecode": Kind(ask_edgedecode, write_session, verifies=True, text="content"),
     "sglang": Kind(ask_sglang, verifies=True, text="prompt"),
     "vllm": Kind(ask_vllm, verifies=True, most_top=20, text="prompt"),
     "llama-server": Kind(ask_llama_server, write_ids, text="content"),

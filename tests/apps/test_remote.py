@@ -94,7 +94,7 @@ def test_where_the_servers_stream_breaks_rows_are_asked_for(server: Running, pai
 
     def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         status, reply = forwarded(server.port, path, body)
-        if path == "/completion":
+        if body.get("write"):
             streamed.append(body)
             return (status, reply[: len(reply) // 2]) if len(streamed) % 2 else (500, {})
         return status, reply
@@ -102,6 +102,48 @@ def test_where_the_servers_stream_breaks_rows_are_asked_for(server: Running, pai
     with answering(answer) as url, remote(url) as device:
         assert text_of(device, drafter="none", most=60) == text_of(pair, drafter="none", most=60)
     assert 1 < len(streamed) < 20
+
+
+def test_drafts_and_the_servers_stream_share_a_session(server: Running, pair: Pair) -> None:
+    """Switching drafts off and on again makes the server read nothing twice."""
+    asked: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return forwarded(server.port, path, body)
+
+    tokens = pair.tokenizer.encode(STORY)
+    with answering(answer) as url, remote(url) as device:
+        state: Any = device.target.new_state(200, rows=5)
+        state.streams, state.limit = True, 9
+        own = pair.target.new_state(200, rows=5)
+
+        def forward(given: list[int], kept: int) -> list[int]:
+            """Return the likeliest token after each given one, which are the model's own."""
+            rows = range(len(given)) if len(given) <= 5 else "last"
+            wanted = pair.turn.run(lambda: pair.target.forward(given, own, rows=rows).logits.argmax(axis=1).tolist())
+            assert device.target.forward(given, state, rows=rows).logits.argmax(axis=1).tolist() == wanted
+            for each in (state, own):
+                each.keep(range(kept))
+            return list(wanted)
+
+        del asked[:]
+        (following,) = forward(tokens, len(tokens))
+        for _ in range(3):
+            (following,) = forward([following], 1)
+        forward([following, 5, 6], 1)
+        forward([7, 8], 2)
+        (following,) = forward([9], 1)
+        forward([following], 1)
+        assert [(len(body["tokens"]), body.get("keep", 0), body.get("write", 0)) for body in asked] == [
+            (len(tokens), 0, 9),
+            (3, len(tokens) + 3, 0),
+            (2, len(tokens) + 4, 0),
+            (1, len(tokens) + 6, 9),
+        ]
+        assert len({body["session"] for body in asked[1:]}) == 1
+        state.close()
+        own.close()
 
 
 def test_chats_go_on_and_several_sessions_alternate(server: Running, pair: Pair) -> None:

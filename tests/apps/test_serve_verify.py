@@ -1,19 +1,23 @@
 """/v1/verify: rows of a model for the drafts of another device, and the states between its requests."""
 
+import http.client
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.apps.serving import STORY, Running, body
+from tests.apps.serving import STORY, Running, body, wait_for
 
 # isort: split
 from edgedecode import Pair, SessionOptions
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.verify.states import _MOST, MOST_ROWS
+from tests.apps.middle import forwarded
 
 PATH = "/v1/verify"
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,54 @@ def test_a_session_goes_on_after_any_of_its_positions_and_a_repeated_request_is_
     assert back["ids"][0] == [int(wanted(pair, tokens, 1)[0].argmax())]
 
 
+def lines(server: Running, body: dict[str, Any]) -> list[Any]:
+    status, reply = forwarded(server.port, PATH, body)
+    assert status == 200, reply
+    return [json.loads(line) for line in reply.splitlines()]
+
+
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 0.9, "top_k": 40, "seed": 7}])
+def test_it_writes_in_a_session_what_an_answer_would_be(server: Running, pair: Pair, drawn: dict[str, Any]) -> None:
+    tokens = pair.tokenizer.encode(STORY)
+    whole = {"prompt": tokens, "n_predict": 12, "return_tokens": True, "temperature": 0, **drawn}
+    wanted = server.answer(whole, "/completion")["tokens"]
+    first, *rest = lines(server, {"tokens": tokens[:4], "write": 3})
+    assert [len(each["ids"]) for each in rest] == [1, 1, 1]
+    begun, *written = lines(
+        server, {"session": first["session"], "keep": 4, "tokens": tokens[4:], "write": 12, **drawn}
+    )
+    assert begun == {"session": first["session"], "model": "demo"}
+    assert [id for each in written for id in each["ids"]] == wanted
+    known = [*tokens, *wanted]
+    kept = len(known) - 3
+    given = {"session": first["session"], "keep": kept, "tokens": known[kept:], "rows": 3}
+    assert [ids[0] for ids in server.answer(given, PATH)["ids"]] == wanted_ids(pair, known, 3)
+
+
+def wanted_ids(pair: Pair, tokens: list[int], rows: int) -> list[int]:
+    return [int(each) for each in wanted(pair, tokens, rows).argmax(axis=1)]
+
+
+def test_a_request_ends_what_its_session_is_writing(pair: Pair) -> None:
+    """Also where it takes the only place, and where the client has left."""
+    with Running(pair, parallel=1, verifies=True, options=SessionOptions(context=600)) as running:
+        tokens = pair.tokenizer.encode(STORY)
+        for leaves in (False, True):
+            connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+            connection.request("POST", PATH, json.dumps({"tokens": tokens, "write": 500}), JSON)
+            reply = connection.getresponse()
+            session = json.loads(reply.readline())["session"]
+            (id,) = json.loads(reply.readline())["ids"]
+            if leaves:
+                connection.close()
+            given = {"session": session, "keep": len(tokens), "tokens": [id]}
+            assert running.answer(given, PATH)["ids"] == [wanted_ids(pair, [*tokens, id], 1)]
+            if not leaves:
+                assert len(reply.read().splitlines()) < 500
+            connection.close()
+        wait_for(lambda: not running.service.places.running)
+
+
 def test_unknown_sessions_are_lost(server: Running, pair: Pair) -> None:
     found = server.answer({"tokens": [5, 6, 7]}, PATH)
     server.refuses(
@@ -78,6 +130,8 @@ def test_unknown_sessions_are_lost(server: Running, pair: Pair) -> None:
         ({"tokens": [1 << 30]}, "tokens has 1073741824, which is no token's id"),
         ({"tokens": [-1]}, "tokens has -1"),
         ({"tokens": [5], "rows": 2}, "rows is 2 of 1 tokens"),
+        ({"tokens": [5], "write": -1}, "write"),
+        ({"tokens": [5], "write": 1, "temperature": 3}, "temperature"),
         ({"tokens": [5] * 99, "rows": MOST_ROWS + 1}, "rows"),
         ({"tokens": [5], "top": 65}, "top"),
         ({"tokens": [5], "keep": 3}, "keep is 3, and a new session has no tokens"),

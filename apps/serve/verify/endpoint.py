@@ -1,24 +1,31 @@
 """The endpoint /v1/verify: a device drafts, and this server's model verifies (`serve --verify-drafts`)."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from gzip import compress
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgedecode import BudgetExceeded, InputError
+from edgedecode import BudgetExceeded, EdgeDecodeError, InputError, SamplingOptions
+from edgedecode.errors import cause
 
 from ..guards import JsonResponse
 from ..models.one import Models
-from ..models.places import CLOSING, Busy
+from ..models.places import CLOSING, Busy, Places
 from ..offered import context_length
 from ..requests.fields import check_fields, read_body
+from ..requests.sampling import SamplingBody, read_sampling
 from ..running import Service
+from ..streams import EventStream, Readers
 from .states import MOST_ROWS, Held
 
+_GREEDY = SamplingOptions(temperature=0.0)
 _MOST_TOKENS = 1 << 20
 _LEAST_NBYTES = 512
 """Shorter replies are not compressed; longer ones become half as long."""
@@ -26,9 +33,10 @@ MOST_TOP = 64
 """Likeliest tokens of a row: those that a sampler's helper finds."""
 
 
-class VerifyBody(Struct, frozen=True, kw_only=True):
+class VerifyBody(SamplingBody, frozen=True, kw_only=True):
     """The body of /v1/verify. session: of the reply before; without it, a new one begins. tokens: those that come after
     the first `keep` ones of it. rows: how many of the last tokens to tell the following ones of, the likeliest `top`.
+    write: go on after the tokens instead, with so many at most, as the fields of sampling and the seed say.
     """
 
     tokens: Annotated[list[int], Meta(min_length=1, max_length=_MOST_TOKENS)]
@@ -37,6 +45,8 @@ class VerifyBody(Struct, frozen=True, kw_only=True):
     keep: Annotated[int, Meta(ge=0)] = 0
     rows: Annotated[int, Meta(ge=0, le=MOST_ROWS)] = 1
     top: Annotated[int, Meta(ge=1, le=MOST_TOP)] = 1
+    write: Annotated[int, Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 class Verified(Struct):
@@ -52,50 +62,43 @@ class Verified(Struct):
 
 
 class VerifyEndpoint:
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, readers: Readers) -> None:
+        self._models, self._readers = models, readers
 
     async def verify(self, request: Request) -> Response:
-        """Answer with what may follow tokens. A request that is repeated gets the same reply."""
+        """Answer with what may follow tokens, or write on. A request that is repeated gets the same reply."""
         value, body = read_body(await request.body(), VerifyBody)
         check_fields(value, body)
         if body.rows > len(body.tokens):
             raise InputError(f"rows is {body.rows} of {len(body.tokens)} tokens: give as many or fewer")
         if body.session is None and body.keep:
             raise InputError(f"keep is {body.keep}, and a new session has no tokens: give 0")
-        found = await self._models.find(body.model or "", exact=False)
+        found, key = await self._models.find(body.model or "", exact=False), request.scope["key"]
         if found.adapter is not None or found.mode is not None:
             raise InputError("model has an adapter or a mode, and drafts are verified by the model: leave it out")
-        async with self._models.using(found) as model:
-            size = model.service.pair.tokenizer.size
+        async with AsyncExitStack() as stack:
+            service = (await stack.enter_async_context(self._models.using(found))).service
+            size = service.pair.tokenizer.size
             if wrong := [each for each in body.tokens if not 0 <= each < size]:
                 raise InputError(f"tokens has {wrong[0]}, which is no token's id: 0 to {size - 1}")
-            reply = JsonResponse(await self._verified(body, model.service, found.pack, key=request.scope["key"]))
+            if body.session is not None:
+                await service.states.stop(body.session, key=key)
+            await stack.enter_async_context(_placed(service.places))
+            if body.write:
+                return await self._written(body, service, found.pack, stack, key=key)
+            reply = JsonResponse(await self._verified(body, service, found.pack, key=key))
         if len(reply.body) > _LEAST_NBYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
             reply.body = compress(reply.body, 1)
             reply.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(reply.body))})
         return reply
 
     async def _verified(self, body: VerifyBody, service: Service, name: str, *, key: int) -> Verified:
-        """Verify in a place of an answer, so that all requests have the same limits."""
-        places, states = service.places, service.states
-        await places.take()
-        places.running += 1
-        try:
-            held = await self._held(body, service, key=key)
-
-            def closing() -> None:
-                if places.closing:
-                    raise Busy(CLOSING)
-
-            verify = partial(states.verified, held, body.tokens, keep=body.keep, rows=body.rows, top=body.top)
-            work = asyncio.ensure_future(asyncio.to_thread(verify, closing=closing))
-            work.add_done_callback(lambda _: states.add(held))  # also if this is cancelled meanwhile
-            rows = await asyncio.shield(work)
-        finally:
-            places.running -= 1
-            places.leave()
-            await places.announce()
+        states, held = service.states, await self._held(body, service, key=key)
+        closing = partial(_check_open, service.places)
+        verify = partial(states.verified, held, body.tokens, keep=body.keep, rows=body.rows, top=body.top)
+        work = asyncio.ensure_future(asyncio.to_thread(verify, closing=closing))
+        work.add_done_callback(lambda _: states.add(held))  # also if this is cancelled meanwhile
+        rows = await asyncio.shield(work)
         return Verified(
             held.id,
             name,
@@ -103,6 +106,49 @@ class VerifyEndpoint:
             [each.gaps for each in rows],
             [round(each.logprob, 5) for each in rows],
         )
+
+    async def _written(
+        self, body: VerifyBody, service: Service, name: str, stack: AsyncExitStack, *, key: int
+    ) -> EventStream:
+        """Return a line with the session, and one for each token. It ends the work if the client leaves."""
+        tokenizer = service.pair.tokenizer
+        sampling = read_sampling(body, _GREEDY).for_vocabulary(tokenizer.size, tokenizer.ids_containing)
+        held, loop = await self._held(body, service, key=key), asyncio.get_running_loop()
+        parts: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+
+        def told(ids: Sequence[int]) -> None:
+            loop.call_soon_threadsafe(parts.put_nowait, ids)
+
+        write = partial(
+            service.states.write,
+            held,
+            body.tokens,
+            keep=body.keep,
+            most=body.write,
+            sampling=sampling,
+            seed=body.seed,
+            told=told,
+            closing=partial(_check_open, service.places),
+        )
+        work = asyncio.ensure_future(asyncio.to_thread(write))
+        work.add_done_callback(lambda _: parts.put_nowait(()))
+        service.states.add_after(held, work)
+
+        async def lines() -> AsyncIterator[bytes]:
+            yield encode({"session": held.id, "model": name}) + b"\n"
+            while ids := await parts.get():
+                yield encode({"ids": ids}) + b"\n"
+            try:
+                await work
+            except EdgeDecodeError as error:
+                yield encode({"error": cause(error)}) + b"\n"
+
+        async def left() -> None:
+            held.stopped = True
+            await asyncio.wait({work})
+
+        stack.push_async_callback(left)
+        return EventStream(lines(), stack.pop_all(), media_type="application/x-ndjson", readers=self._readers)
 
     async def _held(self, body: VerifyBody, service: Service, *, key: int) -> Held:
         """Return the request's state; sessions and models that nobody needs make room for a new one. Raises Lost."""
@@ -117,3 +163,22 @@ class VerifyEndpoint:
             except BudgetExceeded:
                 if not (await service.drop_session() or await service.places.find_room()):
                     raise
+
+
+@asynccontextmanager
+async def _placed(places: Places) -> AsyncIterator[None]:
+    """Run in a place of an answer, so that all requests have the same limits."""
+    await places.take()
+    places.running += 1
+    try:
+        yield
+    finally:
+        places.running -= 1
+        places.leave()
+        await places.announce()
+
+
+def _check_open(places: Places) -> None:
+    """Raise Busy if the server closes."""
+    if places.closing:
+        raise Busy(CLOSING)

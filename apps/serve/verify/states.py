@@ -1,5 +1,6 @@
 """KV states of a model whose drafts other devices make, between two of their requests."""
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +9,20 @@ from math import log
 
 import numpy as np
 
-from edgedecode import CapabilityError, ContextExceeded, EdgeDecodeError, Pair
+from edgedecode import CapabilityError, ContextExceeded, EdgeDecodeError, Pair, SamplingOptions
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.model import RowRequest, State
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import room_for
 from edgedecode.sampling.row_draw import RowDraw
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sessions.memory_plan import sampling_holder
 
 MOST_ROWS = 17
 """Rows of logits of a request, which a state plans memory for: the longest draft of a scheduler, and one."""
+_ENDED = object()
 _MOST = 8
 """States that are kept between requests; the budget may hold fewer."""
 
@@ -39,12 +45,17 @@ class Row:
 
 @dataclass(slots=True)
 class Held:
-    """A state and whose it is. key: the number of the key that asked."""
+    """A state and whose it is. key: the number of the key that asked. tokens: those that the state has a prefix of.
+
+    stopped: whether what is written after them is not wanted any more.
+    """
 
     state: State
     key: int
     draw: RowDraw
     id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
+    tokens: list[int] = field(default_factory=list)
+    stopped: bool = False
 
 
 class VerifyStates:
@@ -53,6 +64,7 @@ class VerifyStates:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._every: list[Held] = []
+        self._written: dict[str, tuple[Held, asyncio.Future[None]]] = {}
 
     def open(self, *, capacity: int, key: int) -> Held:
         """Return a new state. Raises BudgetExceeded, and CapabilityError for a model that cannot drop rows."""
@@ -76,6 +88,23 @@ class VerifyStates:
         """Keep a state for its next request."""
         self._every.append(held)
 
+    def add_after(self, held: Held, work: asyncio.Future[None]) -> None:
+        """Keep a state once what is being written after it has ended."""
+
+        def ended(_: object) -> None:
+            del self._written[held.id]
+            self.add(held)
+
+        self._written[held.id], held.stopped = (held, work), False
+        work.add_done_callback(ended)
+
+    async def stop(self, id: str, *, key: int) -> None:
+        """End what is being written after a session's tokens, if anything is."""
+        held, work = self._written.get(id, (None, None))
+        if held is not None and work is not None and held.key == key:
+            held.stopped = True
+            await asyncio.wait({work})
+
     @property
     def full(self) -> bool:
         """Whether as many are kept as may be."""
@@ -97,10 +126,7 @@ class VerifyStates:
         ContextExceeded, and Lost if recurrent layers went back further than to `keep`.
         """
         state, turn, target = held.state, self._pair.turn, self._pair.target
-        if keep + len(tokens) > state.capacity:
-            found = keep + len(tokens)
-            remedy = room_for(found, context=state.capacity, longest=target.card.context)
-            raise ContextExceeded.of(f"{found} tokens", state.capacity, remedy=remedy, room=0)
+        self._begin(held, tokens, keep=keep)
 
         def read(piece: Sequence[int], wanted: RowRequest) -> list[Row]:
             output = target.forward(piece, state, rows=wanted)
@@ -109,9 +135,6 @@ class VerifyStates:
             state.keep(range(len(piece)))
             return found
 
-        turn.run(lambda: state.crop(keep))
-        if state.length != keep:
-            raise _gone(held, keep)
         start = 0
         while len(tokens) - start > PREFILL_CHUNK or (rows == 0 and start < len(tokens)):
             piece = tokens[start : min(start + PREFILL_CHUNK, len(tokens) - rows)]
@@ -120,6 +143,45 @@ class VerifyStates:
             closing()
         rest = tokens[start:]
         return turn.run(lambda: read(rest, range(len(rest) - rows, len(rest)))) if rows else []
+
+    def write(
+        self,
+        held: Held,
+        tokens: Sequence[int],
+        *,
+        keep: int,
+        most: int,
+        sampling: SamplingOptions,
+        seed: int,
+        told: Callable[[Sequence[int]], None],
+        closing: Callable[[], None],
+    ) -> None:
+        """Write up to `most` tokens after these, as an answer without drafts would, until the model ends or
+        `held.stopped`. The models are free for others between two of them, where `closing` may raise.
+        """
+        shared, size = self._pair.shared, self._pair.target.card.vocabulary_size
+        self._begin(held, tokens, keep=keep)
+        with shared.budget.reserve(*sampling_holder(size, held.draw)):
+            sampler = Sampler(sampling, vocabulary_size=size, row_draw=held.draw)
+            setting = DecodeSetting(sampler, Noise(seed), ends=shared.manifest.end_ids)
+            rounds = decode(
+                shared.target, held.state, tokens=held.tokens, max_tokens=most, setting=setting, stats=Stats()
+            )
+            while not held.stopped and (verdict := self._pair.turn.run(partial(next, rounds, _ENDED))) is not _ENDED:
+                if isinstance(verdict, Verdict):
+                    told(verdict.tokens)
+                closing()
+
+    def _begin(self, held: Held, tokens: Sequence[int], *, keep: int) -> None:
+        """Go back to the first `keep` positions, which `tokens` are to follow."""
+        state, found = held.state, keep + len(tokens)
+        if found > state.capacity:
+            remedy = room_for(found, context=state.capacity, longest=self._pair.target.card.context)
+            raise ContextExceeded.of(f"{found} tokens", state.capacity, remedy=remedy, room=0)
+        self._pair.turn.run(lambda: state.crop(keep))
+        if state.length != keep:
+            raise _gone(held, keep)
+        held.tokens[keep:] = tokens
 
 
 def _gone(held: Held, keep: int) -> Lost:
