@@ -35,6 +35,13 @@ def text_of(pair: Pair, prompt: str = STORY, *, most: int = 32, **options: Any) 
         return session.generate(prompt, max_tokens=most).text
 
 
+def prompt_of(pair: Pair) -> list[int]:
+    """Return the tokens of a chat's prompt, whose answer is long."""
+    with pair.session(SessionOptions(sampling=GREEDY, drafter="none")) as session:
+        session.generate(STORY, max_tokens=1)
+        return [*session.tokens[: session.stats.prompt_tokens]]
+
+
 @contextmanager
 def answering(answer: Answer, *, location: str = "") -> Iterator[str]:
     """Run a server, and yield its address. location: the header of redirects."""

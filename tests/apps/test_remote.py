@@ -19,7 +19,7 @@ from edgedecode.cli import main
 from edgedecode.drafters.text_drafter import TextModel
 from edgedecode.engines.target_server import TargetServer
 from edgedecode.open_pack import LoadOptions
-from tests.apps.middle import GREEDY, VERIFY, Others, answering, delayed, forwarded, remote, text_of
+from tests.apps.middle import GREEDY, VERIFY, Others, answering, delayed, forwarded, prompt_of, remote, text_of
 from tests.imports.files import File, write_file
 from tests.small_tokenizers import byte_level
 
@@ -112,7 +112,7 @@ def test_drafts_and_the_servers_stream_share_a_session(server: Running, pair: Pa
         asked.append(body)
         return forwarded(server.port, path, body)
 
-    tokens = pair.tokenizer.encode(STORY)
+    tokens = prompt_of(pair)
     with answering(answer) as url, remote(url) as device:
         state: Any = device.target.new_state(200, rows=5)
         state.streams, state.limit = True, 9

@@ -14,7 +14,7 @@ from tests.apps.serving import STORY, Running, body, wait_for
 from edgedecode import Pair, SessionOptions
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.verify.states import _MOST, MOST_ROWS
-from tests.apps.middle import forwarded
+from tests.apps.middle import forwarded, prompt_of
 
 PATH = "/v1/verify"
 JSON = {"Content-Type": "application/json"}
@@ -71,7 +71,7 @@ def lines(server: Running, body: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 0.9, "top_k": 40, "seed": 7}])
 def test_it_writes_in_a_session_what_an_answer_would_be(server: Running, pair: Pair, drawn: dict[str, Any]) -> None:
-    tokens = pair.tokenizer.encode(STORY)
+    tokens = prompt_of(pair)
     whole = {"prompt": tokens, "n_predict": 12, "return_tokens": True, "temperature": 0, **drawn}
     wanted = server.answer(whole, "/completion")["tokens"]
     first, *rest = lines(server, {"tokens": tokens[:4], "write": 3})
@@ -81,6 +81,7 @@ def test_it_writes_in_a_session_what_an_answer_would_be(server: Running, pair: P
     )
     assert begun == {"session": first["session"], "model": "demo"}
     assert [id for each in written for id in each["ids"]] == wanted
+    assert len(wanted) == 12
     known = [*tokens, *wanted]
     kept = len(known) - 3
     given = {"session": first["session"], "keep": kept, "tokens": known[kept:], "rows": 3}
@@ -94,7 +95,7 @@ def wanted_ids(pair: Pair, tokens: list[int], rows: int) -> list[int]:
 def test_a_request_ends_what_its_session_is_writing(pair: Pair) -> None:
     """Also where it takes the only place, and where the client has left."""
     with Running(pair, parallel=1, verifies=True, options=SessionOptions(context=600)) as running:
-        tokens = pair.tokenizer.encode(STORY)
+        tokens = prompt_of(pair)
         for leaves in (False, True):
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
             connection.request("POST", PATH, json.dumps({"tokens": tokens, "write": 500}), JSON)
