@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from gzip import compress
+from threading import Event
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -113,11 +114,14 @@ class VerifyEndpoint:
         """Return a line with the session, and one for each token. It ends the work if the client leaves."""
         tokenizer = service.pair.tokenizer
         sampling = read_sampling(body, _GREEDY).for_vocabulary(tokenizer.size, tokenizer.ids_containing)
-        held, loop = await self._held(body, service, key=key), asyncio.get_running_loop()
+        held, loop, unwanted = await self._held(body, service, key=key), asyncio.get_running_loop(), Event()
         parts: asyncio.Queue[Sequence[int]] = asyncio.Queue()
 
-        def told(ids: Sequence[int]) -> None:
-            loop.call_soon_threadsafe(parts.put_nowait, ids)
+        def told(ids: Sequence[int]) -> bool:
+            if ids:
+                loop.call_soon_threadsafe(parts.put_nowait, ids)
+            _check_open(service.places)
+            return not unwanted.is_set()
 
         write = partial(
             service.states.write,
@@ -128,11 +132,10 @@ class VerifyEndpoint:
             sampling=sampling,
             seed=body.seed,
             told=told,
-            closing=partial(_check_open, service.places),
         )
         work = asyncio.ensure_future(asyncio.to_thread(write))
         work.add_done_callback(lambda _: parts.put_nowait(()))
-        service.states.add_after(held, work)
+        service.states.add_after(held, work, unwanted=unwanted)
 
         async def lines() -> AsyncIterator[bytes]:
             yield encode({"session": held.id, "model": name}) + b"\n"
@@ -144,7 +147,7 @@ class VerifyEndpoint:
                 yield encode({"error": cause(error)}) + b"\n"
 
         async def left() -> None:
-            held.stopped = True
+            unwanted.set()  # another request may have the state by now
             await asyncio.wait({work})
 
         stack.push_async_callback(left)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import log
+from threading import Event
 
 import numpy as np
 
@@ -45,17 +46,13 @@ class Row:
 
 @dataclass(slots=True)
 class Held:
-    """A state and whose it is. key: the number of the key that asked. tokens: those that the state has a prefix of.
-
-    stopped: whether what is written after them is not wanted any more.
-    """
+    """A state and whose it is. key: the number of the key that asked. tokens: those that the state has a prefix of."""
 
     state: State
     key: int
     draw: RowDraw
     id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
     tokens: list[int] = field(default_factory=list)
-    stopped: bool = False
 
 
 class VerifyStates:
@@ -64,7 +61,7 @@ class VerifyStates:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._every: list[Held] = []
-        self._written: dict[str, tuple[Held, asyncio.Future[None]]] = {}
+        self._written: dict[str, tuple[Held, asyncio.Future[None], Event]] = {}
 
     def open(self, *, capacity: int, key: int) -> Held:
         """Return a new state. Raises BudgetExceeded, and CapabilityError for a model that cannot drop rows."""
@@ -88,21 +85,21 @@ class VerifyStates:
         """Keep a state for its next request."""
         self._every.append(held)
 
-    def add_after(self, held: Held, work: asyncio.Future[None]) -> None:
-        """Keep a state once what is being written after it has ended."""
+    def add_after(self, held: Held, work: asyncio.Future[None], *, unwanted: Event) -> None:
+        """Keep a state once what is being written after it has ended. unwanted: ends it."""
 
         def ended(_: object) -> None:
             del self._written[held.id]
             self.add(held)
 
-        self._written[held.id], held.stopped = (held, work), False
+        self._written[held.id] = held, work, unwanted
         work.add_done_callback(ended)
 
     async def stop(self, id: str, *, key: int) -> None:
         """End what is being written after a session's tokens, if anything is."""
-        held, work = self._written.get(id, (None, None))
-        if held is not None and work is not None and held.key == key:
-            held.stopped = True
+        if (found := self._written.get(id)) is not None and found[0].key == key:
+            _, work, unwanted = found
+            unwanted.set()
             await asyncio.wait({work})
 
     @property
@@ -153,11 +150,12 @@ class VerifyStates:
         most: int,
         sampling: SamplingOptions,
         seed: int,
-        told: Callable[[Sequence[int]], None],
-        closing: Callable[[], None],
+        told: Callable[[Sequence[int]], bool],
     ) -> None:
-        """Write up to `most` tokens after these, as an answer without drafts would, until the model ends or
-        `held.stopped`. The models are free for others between two of them, where `closing` may raise.
+        """Write up to `most` tokens after these, as an answer without drafts would, until the model ends.
+
+        told: is called with each, or with none after a piece of the tokens, and returns whether to go on. The models
+        are free for others meanwhile.
         """
         shared, size = self._pair.shared, self._pair.target.card.vocabulary_size
         self._begin(held, tokens, keep=keep)
@@ -167,10 +165,9 @@ class VerifyStates:
             rounds = decode(
                 shared.target, held.state, tokens=held.tokens, max_tokens=most, setting=setting, stats=Stats()
             )
-            while not held.stopped and (verdict := self._pair.turn.run(partial(next, rounds, _ENDED))) is not _ENDED:
-                if isinstance(verdict, Verdict):
-                    told(verdict.tokens)
-                closing()
+            while (verdict := self._pair.turn.run(partial(next, rounds, _ENDED))) is not _ENDED:
+                if not told(verdict.tokens if isinstance(verdict, Verdict) else ()):
+                    return
 
     def _begin(self, held: Held, tokens: Sequence[int], *, keep: int) -> None:
         """Go back to the first `keep` positions, which `tokens` are to follow."""
