@@ -55,7 +55,9 @@ def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
         ({"draft_max": 65}, "draft_max 65 is out of range: 0 to 64"),
         ({"drafter": "tree", "draft_max": 8}, "unknown drafter tree: none, suffix, recycle, model, trim or head"),
         ({"a" + "é" * 40: 1}, "unknown option aé{29}: system"),  # cut between characters
-        ({"warmth": 1}, "unknown option warmth: system, enable_thinking, adapter, drafter, draft_max, seed, "),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages end with the user's: leave it out"),
+        ({"messages": [{"role": "user"}]}, "messages has no content"),
+        ({"warmth": 1}, "unknown option warmth: system, messages, enable_thinking, adapter, drafter, draft_max, "),
     ]
     for options, words in wrong:
         with pytest.raises(NativeError, match=words):

@@ -126,6 +126,11 @@ def test_a_conversation(pack: NativePack, pair: Pair) -> None:
     assert native.generate(message="Go on.", max_tokens=MOST, seed=9) == len(reply.tokens)
     assert "".join(native.pieces) == reply.text
     native.close()
+    said = [{"role": each.role, "content": each.content} for each in last[1:]]  # as an app keeps them
+    again = pack.session(**options, messages=said, system="You are brief.")
+    assert again.generate(message="Go on.", max_tokens=MOST, seed=9) == len(reply.tokens)
+    assert again.stats()["tokens"] == [*reply.tokens]
+    again.close()
 
 
 def test_a_full_context_loses_its_oldest_turns(pack: NativePack, pair: Pair) -> None:

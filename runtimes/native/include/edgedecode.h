@@ -56,7 +56,8 @@ EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
  * answer), memory by holder, threads. The caller frees it. */
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
-/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "enable_thinking" (by default
+/* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "messages" (what was said
+ * before: a list of {"role": "user" or "assistant" in turn, "content"}), "enable_thinking" (by default
  * as the chat template has it), "adapter" (the name of one of the pack's; by default none), "drafter" and "draft_max"
  *
  * (as `generate --drafter` and `--draft-max`, without trees), "seed", "ignore_eos", and every sampling option of the

@@ -255,7 +255,10 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
   const Json options = options_of(text, "options");
   for (const auto& each : options.object("options")) {
     const std::string& name = each.first;
-    if (name == "system") messages.push_back({"system", each.second.string(name)});
+    if (name == "system") messages.insert(messages.begin(), {"system", each.second.string(name)});
+    else if (name == "messages")
+      for (const Json& said : each.second.array(name))
+        messages.push_back({said.at("role", name).string("a role"), said.at("content", name).string("a content")});
     else if (name == "drafter") drafter_ = each.second.string(name);
     else if (name == "draft_max") draft_max_ = static_cast<int>(each.second.integer(name, 0, kMaxDraft));
     else if (name == "seed") seed_ = each.second.whole(name);
@@ -265,10 +268,14 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
       if (!turns_) throw capability_error("this pack's chat template has no such switch: leave out \"enable_thinking\"");
     } else if (name == "adapter") adapter_ = pack_->adapter(each.second);
     else if (!own_.take(name, each.second))
-      throw unknown_name("option", name, "system, enable_thinking, adapter, drafter, draft_max, seed, ignore_eos, " +
+      throw unknown_name("option", name, "system, messages, enable_thinking, adapter, drafter, draft_max, seed, ignore_eos, " +
                                        SamplingOptions::names());
   }
-  if (!turns_ && !messages.empty()) throw input_error("this pack has no chat template: leave out \"system\"");
+  if (!turns_ && !messages.empty())
+    throw input_error("this pack has no chat template: leave out \"system\" and \"messages\"");
+  if (!messages.empty() && messages.back().role == "user")
+    throw input_error("messages end with the user's: leave it out, and ask it");
+  if (!messages.empty()) turns_->render(with(messages, {"user", ""}));  // refused now, not in the first answer
   if (!ignore_eos_) ends_ = pack_->ends_;
   sampling_ = own_;
   transcript_ = std::make_unique<Transcript>(pack_->tokenizer_.get(), turns_, std::move(messages));

@@ -19,12 +19,12 @@ std::vector<size_t> turn_starts(const std::vector<Message>& messages) {
   return found;
 }
 
+}  // namespace
+
 std::vector<Message> with(std::vector<Message> messages, const Message& message) {
   messages.push_back(message);
   return messages;
 }
-
-}  // namespace
 
 StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {
   for (const std::string& stop : stops_)

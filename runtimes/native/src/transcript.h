@@ -45,6 +45,8 @@ class Reply {
   std::string text_;
 };
 
+std::vector<Message> with(std::vector<Message> messages, const Message& message);
+
 // The tokens up to the assistant's header, and those of the answer so far.
 struct Turn {
   std::vector<Message> before;

@@ -35,6 +35,9 @@ class MainActivity : Activity() {
     @Volatile
     private var stopped = false
 
+    /** The conversation, for a session that is opened again; only the worker uses it. */
+    private val said = mutableListOf<Map<String, String>>()
+
     /** Drafts were given back, and come with the next opening; only the worker uses it. */
     private var trimmed = false
 
@@ -57,7 +60,7 @@ class MainActivity : Activity() {
     override fun onStart() {
         super.onStart()
         worker.execute {
-            if (trimmed) close() // the next question opens it again, with drafts and a new conversation
+            if (trimmed) close() // the next question opens it again, with drafts, and reads the conversation again
         }
     }
 
@@ -117,7 +120,7 @@ class MainActivity : Activity() {
         // the plan for the bundle's device; what was learnt about this one is kept between starts
         val given = arrayOf<Pair<String, Any?>>(@OPTIONS@, "experience" to File(filesDir, "experience.json").path)
         val opened = pack ?: Edgedecode(folder.path, Edgedecode.json(*given)).also { pack = it }
-        return opened.session().also { session = it }
+        return opened.session(Edgedecode.json("messages" to said)).also { session = it }
     }
 
     /** Answers, and returns whether the answer was cancelled. */
@@ -133,6 +136,8 @@ class MainActivity : Activity() {
         } catch (stop: CancellationException) {
             true
         }
+        if (answer.isNotEmpty()) for ((role, content) in listOf("user" to text, "assistant" to answer.toString()))
+            said += mapOf("role" to role, "content" to content)
         if (cancelled || stopped && answer.isEmpty()) show("$answer ${getString(R.string.stopped)}".trim())
         return cancelled
     }
