@@ -79,13 +79,11 @@ def _run(arguments: Namespace) -> Report:
     length = {"minutes": minutes, "tokens": arguments.tokens}
     more = {"adapter": arguments.adapter, "resume": arguments.resume}
     request = DistilRequest(root, out, arguments.kind, **length, **files, **more)
-    measured: list[Progress] = []
 
     def announce(plan: DistilPlan) -> None:
         print(plan.line, file=sys.stderr, flush=True)
 
     def show(progress: Progress) -> None:
-        measured.append(progress)
         print(_line(progress), file=sys.stderr, flush=True)
 
     with notices_shown(), live_stages() as stages, Distillation(request, stages, planned=announce, report=show) as work:
@@ -96,12 +94,13 @@ def _run(arguments: Namespace) -> Report:
             raise
     if not arguments.json:
         print(_result(out, _WHAT[arguments.kind], outcome))
-    best = max(measured, key=lambda progress: progress.total.length())
+    best = work.best
+    assert best is not None
     return {
         "folder": str(out),
         "tokens": best.tokens,
-        "tokens_a_round": best.total.length(),
-        "accepted": {str(depth): share for depth, share in enumerate(best.total.shares, start=1)},
+        "tokens_a_round": best.acceptance.length(),
+        "accepted": {str(depth): share for depth, share in enumerate(best.acceptance.shares, start=1)},
         "predicted": best.speed_up,
         "before": outcome.before,
         "after": outcome.after,
@@ -129,7 +128,7 @@ def _line(progress: Progress) -> str:
     shares = " ".join(f"{share:.2f}" for share in total.shares)
     line = (
         f"{progress.seconds / 60:.0f} min: {total.length():.2f} tokens a round ({kinds}), accepted by depth {shares}; "
-        f"predicted {progress.speed_up:.2f} times plain decoding"
+        f"predicted {progress.speed_up:.2f} times plain decoding, drafting alone"
     )
     if trend is None or not progress.hourly:  # a resumed work that was complete
         return line

@@ -70,7 +70,7 @@ def add_if_better(
     replaces = kind.is_alike(root)
     with (
         stages.stage("measuring the speed", (4 if replaces else 2) * len(texts)) as advance,
-        _copy(root, folder) as trial,
+        pack_copy(root, folder) as trial,
     ):
         kind.add(trial, folder, stages)
         before, after = (speed_ups(pack, texts, adapter=adapter, advance=advance) for pack in (root, trial))
@@ -85,8 +85,8 @@ def add_if_better(
 
 
 @contextmanager
-def _copy(root: Path, folder: Path) -> Iterator[Path]:
-    """Yield a copy of the pack in the folder, of the same files where the disk allows it."""
+def pack_copy(root: Path, folder: Path) -> Iterator[Path]:
+    """Yield a copy of the pack in the folder, of the same files where the disk allows it. Those left there go."""
     for left in folder.glob(f"{TRIAL}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=TRIAL, dir=folder) as place:

@@ -7,10 +7,11 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from math import ceil, inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 from edgedecode import load
@@ -33,15 +34,15 @@ from edgedecode.user_notices import notice
 from ..gguf.maker import GgufMaker
 from ..stages import Stages
 from .acceptance import Acceptance, Trend, measure, together
+from .adding import pack_copy
 from .batches import Batches
-from .costs import PassCosts, pass_costs
 from .kinds.draft_kind import DraftKind
 from .kinds.head_folder import WEIGHTS
 from .kinds.head_kind import HeadKind
-from .kinds.kind import Kind
+from .kinds.kind import TRIAL, Kind, Started
 from .labels import Labels, labelled, use_only, write_labels
 from .plan import DistilPlan, distil_plan
-from .speed import TOKENS
+from .speed import TIMED, TOKENS, RoundCosts, round_costs
 from .target_weights import TargetWeights
 from .texts import (
     CONTEXT,
@@ -110,7 +111,7 @@ class Progress:
     """Read by the training so far."""
     kinds: dict[str, Acceptance]
     speed_up: float
-    """Predicted from the costs of passes here."""
+    """Predicted from the costs of rounds here, without other drafters."""
     trend: Trend | None
     hourly: int
     """Tokens that the training reads in an hour."""
@@ -118,6 +119,15 @@ class Progress:
     @property
     def total(self) -> Acceptance:
         return together(self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best measurement of the whole work, by the tokens of a round. Fields as those of `Progress`."""
+
+    tokens: int
+    acceptance: Acceptance
+    speed_up: float
 
 
 class Distillation:
@@ -142,6 +152,8 @@ class Distillation:
         self._entry = self._manifest.located("target")
         self._adapter = None if request.adapter is None else self._manifest.located_adapter(request.adapter)
         self.kind = _KINDS[request.kind](request.root, request.init)
+        self.best: Best | None = None
+        """Of what was written, when `run` has returned."""
         self._started, self._minutes = monotonic(), request.minutes or inf
         self._lock = self._begin()
 
@@ -159,11 +171,11 @@ class Distillation:
             texts = self._texts(out / _TEXTS, target)
             if dropped := len(texts) - len(texts := without_shared(texts)):
                 notice(f"{counted(dropped, 'text')} left out, whose prompts are held out")
-            costs, texts = self._label(out / _LABELS, texts, width=width)
+            texts = self._label(out / _LABELS, texts, width=width)
             held_out = [text for text in texts if text.held_out]
             if min(len(held_out), len(texts) - len(held_out)) < 1:
                 raise InputError(f"{len(texts)} answers are too few to train on: at least {2 * HELD_OUT} are needed")
-            self._train(Labels.open(out / _LABELS, texts, width=width), target, costs)
+            costs = self._train(Labels.open(out / _LABELS, texts, width=width), target)
         if self._minutes == inf:
             return held_out
         most = int(60 * self._minutes * (1 - TRAINING_SHARE) / (_ANSWERS * TOKENS * costs.seconds))
@@ -262,8 +274,8 @@ class Distillation:
         name = self._manifest.models["target"].weights
         return self._manifest.outside.get(name) or self._manifest.files[name]
 
-    def _label(self, path: Path, texts: list[Text], *, width: int) -> tuple[PassCosts, list[Text]]:
-        """Write the labels that the file lacks, and time the target's passes. Return the texts that have labels."""
+    def _label(self, path: Path, texts: list[Text], *, width: int) -> list[Text]:
+        """Write the labels that the file lacks. Return the texts that have labels."""
         done, wanted = labelled(path, texts, width=width, is_trained=(self._request.out / _TRAINING).exists())
         root, name, size, budget = self._request.root, "target", self._manifest.vocabulary_size, Budget()
         needs = () if self._adapter is None else (ADAPTERS,)
@@ -282,7 +294,7 @@ class Distillation:
         if done < wanted:
             use_only(path, done)
             notice(f"{counted(wanted - done, 'text')} left out, as the minutes do not suffice to read them")
-        return pass_costs(model, weights_nbytes=self._weights.nbytes), texts[:done]
+        return texts[:done]
 
     @contextmanager
     def _target_file(self) -> Iterator[Path]:
@@ -300,7 +312,7 @@ class Distillation:
         finally:
             made.unlink(missing_ok=True)
 
-    def _train(self, labels: Labels, target: TargetWeights, costs: PassCosts) -> None:
+    def _train(self, labels: Labels, target: TargetWeights) -> RoundCosts:
         checkpoint, texts = self._request.out / _TRAINING, labels.texts
         held = {index: text.kind for index, text in enumerate(texts) if text.held_out}
         trained = [index for index in range(len(texts)) if index not in held]
@@ -316,6 +328,7 @@ class Distillation:
             training.steps = (EPOCHS if self._minutes == inf else MOST_EPOCHS) * len(epoch)
             training.steps = max(1, training.steps_in(self._until(TRAINING_SHARE) - monotonic()))
             training.save(checkpoint)
+        costs = self._round_costs(started, [texts[index] for index in held])
         left = training.seconds_of(training.steps)
         notice(f"the training takes {counted(training.steps - training.done, 'step')}, about {left / 60:.0f} minutes")
         in_step = sum(len(texts[index].tokens) for index in trained) / len(batches.epoch(trained, seed=0))
@@ -323,16 +336,16 @@ class Distillation:
 
         def note() -> None:
             kinds = measure(network, table, batches, held)
-            length, read = together(kinds).length(), int(in_step * training.done)
+            total, read = together(kinds), int(in_step * training.done)
+            length = total.length()
             if training.depth == network.depth and (read, length) not in training.measured:
                 training.measured.append((read, length))
-            if length > training.best or not (self._request.out / WEIGHTS).exists():
-                training.best = length
+            if length > Acceptance(**training.best_counts).length() or not (self._request.out / WEIGHTS).exists():
+                training.best_tokens, training.best_counts = read, asdict(total)
                 self.kind.write(self._request.out, started)
             training.save(checkpoint)
             hourly = int(3600 * in_step * (training.done - before) / (monotonic() - begun))
-            speed = costs.speed_up(together(kinds), parameters=network.size)
-            trend = Trend.of(training.measured)
+            trend, speed = Trend.of(training.measured), costs.speed_up(total)
             self._report(Progress(monotonic() - self._started, read, kinds, speed, trend, hourly))
 
         with self._stages.stage("training", training.steps) as step:
@@ -348,6 +361,18 @@ class Distillation:
                 training.save(checkpoint)
                 raise
         note()
+        counts = Acceptance(**training.best_counts)
+        self.best = Best(training.best_tokens, counts, costs.speed_up(counts))
+        return costs
+
+    def _round_costs(self, started: Started, texts: Sequence[Text]) -> RoundCosts:
+        """Time rounds with what is trained in a copy of the pack: they take the same time before it has learnt."""
+        root, out, drafter = self._request.root, self._request.out, self.kind.drafter
+        with pack_copy(root, out) as trial, TemporaryDirectory(prefix=TRIAL, dir=out) as place:
+            self.kind.write(Path(place), started)
+            self.kind.add(trial, Path(place), self._stages)
+            with self._stages.stage("timing rounds", min(TIMED, len(texts))) as advance:
+                return round_costs(trial, texts, drafter=drafter, adapter=self._request.adapter, advance=advance)
 
 
 def _sizes(texts: Sequence[Text]) -> tuple[int, int]:

@@ -1,18 +1,63 @@
-"""What a pack's drafts gain on texts that were held out: speed over plain decoding, and tokens of a round."""
+"""What a pack's drafts cost and gain on texts that were held out: rounds' times, speed, and tokens of a round."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from statistics import median
+from time import monotonic, perf_counter
+from typing import NamedTuple
 
 from edgedecode import Pair, SamplingOptions, SessionOptions, load
-from edgedecode.errors import EdgeDecodeError
+from edgedecode.errors import EdgeDecodeError, InputError
 
+from .acceptance import Acceptance
 from .kinds.head_network import DEPTH
 from .texts import Lengths, Text
 
 TOKENS = 96
 _WARM_UP = 3
 """Texts by which the scheduler learns costs and acceptance first."""
+TIMED, _LEAST_TIMED, _MOST_SECONDS = 12, 2, 40.0
+"""Texts by which rounds are timed, fewer where that takes longer than these seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """seconds: of a round without drafts. rounds: with drafts of 1, 2, ... tokens, in those without.
+
+    All that a round takes is in it: the target's pass, the draft's steps and reading, and the program around them.
+    """
+
+    seconds: float
+    rounds: tuple[float, ...]
+
+    def speed_up(self, acceptance: Acceptance) -> float:
+        """Return the speed over plain decoding with the best of these lengths, without other drafters."""
+        return max(acceptance.length(draft) / cost for draft, cost in enumerate(self.rounds, start=1))
+
+
+def round_costs(
+    root: Path, texts: Sequence[Text], *, drafter: str, adapter: str | None, advance: Callable[[int], None]
+) -> RoundCosts:
+    """Time rounds without drafts and with this drafter's, in turns. Raises InputError for texts without answers."""
+    with _opened(root, adapter) as pair:
+        lengths = [_options(pair, drafter, adapter=adapter, draft_max=draft) for draft in range(1, DEPTH + 1)]
+        options = [_options(pair, "none", adapter=adapter), *lengths]
+        for each in options:
+            _answer(pair, texts[0], each)
+        timed, until = list[list[float]](), monotonic() + _MOST_SECONDS
+        for text in texts[:TIMED]:
+            answers = [_answer(pair, text, each) for each in options]
+            if all(each.rounds > 1 for each in answers):
+                timed.append([each.seconds / (each.rounds - 1) for each in answers])  # timed from the first token
+            advance(1)
+            if len(timed) >= _LEAST_TIMED and monotonic() > until:
+                break
+    if not timed:
+        raise InputError("the target ends its held-out answers at once, which leaves no rounds: give other prompts")
+    plain, *drafted = zip(*timed, strict=True)
+    costs = (median(here / base for here, base in zip(each, plain, strict=True)) for each in drafted)
+    return RoundCosts(median(plain), tuple(costs))
 
 
 def speed_ups(root: Path, texts: Sequence[Text], *, adapter: str | None, advance: Callable[[int], None]) -> list[float]:
@@ -26,10 +71,10 @@ def speed_ups(root: Path, texts: Sequence[Text], *, adapter: str | None, advance
             _answer(pair, text, options[1])
         ratios = []
         for text in texts:
-            (plain, seconds), (drafted, less) = (_answer(pair, text, each) for each in options)
-            if plain != drafted:
+            plain, drafted = (_answer(pair, text, each) for each in options)
+            if plain.tokens != drafted.tokens:
                 raise EdgeDecodeError("an answer with drafts differs from the one without: report this")
-            ratios.append(seconds / less if less else 1.0)
+            ratios.append(plain.seconds / drafted.seconds if drafted.seconds else 1.0)
             advance(1)
         return ratios
 
@@ -49,14 +94,22 @@ def tokens_a_round(
     return found
 
 
-def _answer(pair: Pair, text: Text, options: SessionOptions) -> tuple[tuple[int, ...], float]:
-    """Return a greedy answer and the seconds from its first tokens to its end."""
+class _Answer(NamedTuple):
+    """seconds: from the first tokens to the end."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    rounds: int
+
+
+def _answer(pair: Pair, text: Text, options: SessionOptions) -> _Answer:
+    """Return a greedy answer."""
     with pair.session(options) as session:
         started, tokens = 0.0, list[int]()
         for chunk in session.complete(text.prompt, max_tokens=TOKENS):
             started = started or perf_counter()
             tokens += chunk.tokens
-        return tuple(tokens), perf_counter() - started
+        return _Answer(tuple(tokens), perf_counter() - started, session.stats.rounds)
 
 
 def _opened(root: Path, adapter: str | None) -> Pair:

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ learn. SmolLM2-135M, 170,000 tokens of answers, equal time: 1.52 tokens a round,
 DEPTH_WEIGHT = 0.8
 RATE, LEAST_RATE, WARM_UP = 3e-3, 0.03, 0.03
 """The learning rate grows for a share of the steps, and falls linearly to a share of it."""
-_KEPT = ("done", "steps", "seconds", "measured", "best")
+_KEPT = ("done", "steps", "seconds", "measured", "best_tokens", "best_counts")
 """What is saved beside the weights."""
 
 
@@ -65,8 +66,8 @@ class Training:
         """What a step was planned to take at each depth."""
         self.measured: list[tuple[int, float]] = []
         """Tokens read, and tokens of a round then, since all depths are trained."""
-        self.best = 0.0
-        """The most tokens of a round at any measurement."""
+        self.best_tokens, self.best_counts = 0, dict[str, Any]()
+        """Tokens read at the best measurement, and the fields of its acceptance."""
         self._end = 0
         """All steps, as far as the time allows them."""
 
@@ -144,7 +145,7 @@ class Training:
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             for name in _KEPT:
-                setattr(self, name, state[name])
+                setattr(self, name, state.get(name, getattr(self, name)))
         except Exception as error:  # torch's errors share no base class
             raise ExportError(
                 f"{path} is damaged ({type(error).__name__}): remove it to train from the texts"
