@@ -42,7 +42,7 @@ from .kinds.head_kind import HeadKind
 from .kinds.kind import TRIAL, Kind, Started
 from .labels import Labels, labelled, use_only, write_labels
 from .plan import DistilPlan, distil_plan
-from .speed import TIMED, TOKENS, RoundCosts, round_costs
+from .speed import TIMED, TOKENS, Best, RoundCosts, round_costs
 from .target_weights import TargetWeights
 from .texts import (
     CONTEXT,
@@ -119,15 +119,6 @@ class Progress:
     @property
     def total(self) -> Acceptance:
         return together(self.kinds)
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best measurement of the whole work, by the tokens of a round. Fields as those of `Progress`."""
-
-    tokens: int
-    acceptance: Acceptance
-    speed_up: float
 
 
 class Distillation:

@@ -36,6 +36,16 @@ class RoundCosts:
         return max(acceptance.length(draft) / cost for draft, cost in enumerate(self.rounds, start=1))
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best measurement of the whole work, by the tokens of a round."""
+
+    tokens: int
+    """Read by the training until then."""
+    acceptance: Acceptance
+    speed_up: float
+
+
 def round_costs(
     root: Path, texts: Sequence[Text], *, drafter: str, adapter: str | None, advance: Callable[[int], None]
 ) -> RoundCosts:
