@@ -57,11 +57,10 @@ EDGEDECODE_API void edgedecode_close(edgedecode_pack* pack);
 EDGEDECODE_API char* edgedecode_info(edgedecode_pack* pack);
 
 /* Opens a conversation with memory of its own. options (JSON, or null): "system" (text), "messages" (what was said
- * before: a list of {"role": "user" or "assistant" in turn, "content"}), "enable_thinking" (by default
- * as the chat template has it), "adapter" (the name of one of the pack's; by default none), "drafter" and "draft_max"
- *
- * (as `generate --drafter` and `--draft-max`, without trees), "seed", "ignore_eos", and every sampling option of the
- * command line by its name in the HTTP API. */
+ * before: a list of {"role": "user" or "assistant" in turn, "content"}), "enable_thinking" (by default as the chat
+ * template has it), "adapter" (the name of one of the pack's; by default none), "drafter" and "draft_max" (as `generate
+ * --drafter` and `--draft-max`, without trees), "seed", "ignore_eos", and every sampling option of the command line by
+ * its name in the HTTP API. */
 EDGEDECODE_API edgedecode_session* edgedecode_session_open(edgedecode_pack* pack, const char* options);
 
 EDGEDECODE_API void edgedecode_session_close(edgedecode_session* session);
