@@ -77,7 +77,6 @@ class NativeModel:
     vocabulary_size: int
     context: int
     hidden: int
-    tree: bool
     head: bool
     """Whether it is a drafting head."""
     kv_type: str

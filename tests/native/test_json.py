@@ -57,6 +57,11 @@ def test_invalid_text_is_refused(native_check: Check, text: str, reason: str) ->
     assert reason in line
 
 
+def test_errors_say_where(native_check: Check) -> None:
+    (line,) = native_check("json", lines=['{"a": [1,]}'], raw=True)
+    assert "is not valid JSON, at character 10: a value is missing" in line
+
+
 def test_the_same_number_comes_back(native_check: Check) -> None:
     numbers = [0.1, 1e-320, 5e-324, 1.7976931348623157e308, math.pi, 2.0**53 + 2, 1e23]
     found = native_check("json", lines=[json.dumps(each) for each in numbers], raw=True)

@@ -57,6 +57,9 @@ def test_bad_options(pack: NativePack, folder: Path, tmp_path: Path) -> None:
         ({"a" + "é" * 40: 1}, "unknown option aé{29}: system"),  # cut between characters
         ({"messages": [{"role": "user", "content": "a"}]}, "messages end with the user's: leave it out"),
         ({"messages": [{"role": "user"}]}, "messages has no content"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "unknown role of a message tool: user, assistant;"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "message 1 is the assistant's: after a system"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "unknown member of a message name: role"),
         ({"warmth": 1}, "unknown option warmth: system, messages, enable_thinking, adapter, drafter, draft_max, "),
     ]
     for options, words in wrong:

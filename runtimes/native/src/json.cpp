@@ -40,7 +40,7 @@ class Parser {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw input_error(subject_, " is not valid JSON, at character ", at_, 1, ": ", what);
+    throw input_error(subject_, " is not valid JSON, at character ", at_ + 1, ": ", what);
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   bool digit() const { return peek() >= '0' && peek() <= '9'; }

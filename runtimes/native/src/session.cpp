@@ -249,6 +249,17 @@ void Pack::write_experience() {
   throw input_error("experience: ", experience_file_, " cannot be written: give a file in a folder of the app");
 }
 
+// A message of the option "messages".
+static Message said_before(const Json& said) {
+  for (const auto& each : said.object("a message"))
+    if (each.first != "role" && each.first != "content")
+      throw unknown_name("member of a message", each.first, "role, content");
+  Message found{said.at("role", "messages").string("a role"), said.at("content", "messages").string("a content")};
+  if (found.role != "user" && found.role != "assistant")
+    throw unknown_name("role of a message", found.role, "user, assistant; the system's text is the option system");
+  return found;
+}
+
 Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
     : pack_(std::move(pack)), own_(pack_->sampling_), turns_(pack_->turns_.get()) {
   std::vector<Message> messages;
@@ -257,8 +268,7 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
     const std::string& name = each.first;
     if (name == "system") messages.insert(messages.begin(), {"system", each.second.string(name)});
     else if (name == "messages")
-      for (const Json& said : each.second.array(name))
-        messages.push_back({said.at("role", name).string("a role"), said.at("content", name).string("a content")});
+      for (const Json& said : each.second.array(name)) messages.push_back(said_before(said));
     else if (name == "drafter") drafter_ = each.second.string(name);
     else if (name == "draft_max") draft_max_ = static_cast<int>(each.second.integer(name, 0, kMaxDraft));
     else if (name == "seed") seed_ = each.second.whole(name);
@@ -268,8 +278,9 @@ Conversation::Conversation(std::shared_ptr<Pack> pack, const std::string& text)
       if (!turns_) throw capability_error("this pack's chat template has no such switch: leave out \"enable_thinking\"");
     } else if (name == "adapter") adapter_ = pack_->adapter(each.second);
     else if (!own_.take(name, each.second))
-      throw unknown_name("option", name, "system, messages, enable_thinking, adapter, drafter, draft_max, seed, ignore_eos, " +
-                                       SamplingOptions::names());
+      throw unknown_name("option", name,
+                         "system, messages, enable_thinking, adapter, drafter, draft_max, seed, ignore_eos, " +
+                             SamplingOptions::names());
   }
   if (!turns_ && !messages.empty())
     throw input_error("this pack has no chat template: leave out \"system\" and \"messages\"");
@@ -296,10 +307,10 @@ void Conversation::open() {
     return found;
   });
   sampler_ = std::make_unique<Sampler>(sampling_, size);
-  const int longest = draft_max_ ? *draft_max_ : longest_draft(pack_->models_->target->card().rows);
-  rows_ = longest + 1;
+  longest_ = draft_max_ ? *draft_max_ : longest_draft(pack_->models_->target->card().rows);
   if (!state_) {
-    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows_);
+    const int rows = std::max(longest_, kMostForced) + 1;  // a constraint may come later
+    state_ = pack_->models_->target->new_state(pack_->models_->plan.context, rows);
     state_->read_with(span("target", adapter_, {}));  // refused now, not in the first answer
   }
   open_drafts();
@@ -315,7 +326,7 @@ void Conversation::open_drafts() {
   for (const Holder& each : lookup_holders(size, std::find(names.begin(), names.end(), "recycle") == names.end()))
     leases_.push_back(budget.reserve(each.name, each.nbytes));
   SchedulerOptions options;
-  options.draft_max = std::max(1, rows_ - 1);
+  options.draft_max = std::max(1, longest_);
   std::vector<std::unique_ptr<Drafter>> drafters;
   for (const std::string& name : names) {
     try {

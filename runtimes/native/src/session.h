@@ -145,7 +145,7 @@ class Conversation {
   bool ignore_eos_ = false;
   std::set<int32_t> ends_;
   int64_t answers_ = 0;
-  int rows_ = 1;
+  int longest_ = 0;  // draft
   std::unique_ptr<Transcript> transcript_;
   std::unique_ptr<State> state_;
   std::unique_ptr<Sampler> sampler_;

@@ -78,7 +78,7 @@ class LanguageModel {
   virtual Rows forward(const Ids& tokens, State& state, int rows) = 0;
   // A drafting head's pass: one layer that reads what the target computed (EAGLE-3, 2503.01840). Each row reads a
   // position's features or the row before's output, exactly one of both given, and the next token.
-  // Returns the last row's logits; `out` takes its output, [hidden].
+  // Returns the last row's logits; `out` takes its output, [hidden]. Only asked of a head.
   virtual Rows draft(const Ids& tokens, State& state, const float* features, const float* hidden, float* out) = 0;
 };
 

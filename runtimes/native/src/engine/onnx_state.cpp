@@ -9,6 +9,7 @@
 #include "recurrence.h"
 
 namespace edgedecode {
+
 Zeros zeros(int64_t nbytes) {
   Zeros found(calloc(static_cast<size_t>(std::max<int64_t>(nbytes, 1)), 1));
   if (found == nullptr) throw std::bad_alloc();

@@ -93,12 +93,12 @@ void Turns::add(const Writing& how, const Message& message, Rendered& text) {
 Rendered Turns::render(const std::vector<Message>& messages) const {
   const bool system = !messages.empty() && messages[0].role == "system";
   const size_t first = system ? 1 : 0, count = messages.size();
-  if ((count - first) % 2 == 0) throw input_error("a conversation ends with the user's message");
   for (size_t n = first; n < count; ++n) {
     if (messages[n].role == ((n - first) % 2 ? "assistant" : "user")) continue;
     throw input_error("message ", n + 1, " is the ", messages[n].role,
                       "'s: after a system message user and assistant take turns");
   }
+  if ((count - first) % 2 == 0) throw input_error("a conversation ends with the user's message");
   Rendered text;
   const size_t last = count - 1, system_place = system && system_last_ ? last : first;
   if (!system || system_place != 1) text.add(dated(start_));
