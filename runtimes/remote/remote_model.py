@@ -16,13 +16,15 @@ from edgedecode.text.tokenizer import TextTokens
 from edgedecode.user_notices import notice
 
 from .. import row_state
-from .connection import Connection, Late, TargetFailed
+from .connection import Connection, Late, Refused, TargetFailed
 from .servers import Kind, Rows, rows_of
 from .token_stream import FEW, Asked, Begun, TokenStream
 
 _TOKEN_NBYTES = 8
 _AGAIN_SECONDS = 30.0
 """After which an answer asks a server again that did not answer."""
+_REFUSED = (400, 404, 422)
+"""Statuses of a request that would be refused again."""
 
 
 class RemoteState:
@@ -42,6 +44,8 @@ class RemoteState:
         self.sampling: Mapping[str, float] = {}
         self.streams, self.switches, self.limit = False, False, 1
         self.stream: TokenStream | None = None
+        self.refused = False
+        """Whether the server refused to write in this answer: it is asked for rows then."""
         self.alone = ""
         """Why the device's model goes on alone in this answer; empty: it does not."""
 
@@ -70,16 +74,21 @@ class RemoteState:
         del self.tokens[length:]
         self.agreed, self._own_agreed = min(self.agreed, length), min(self._own_agreed, length)
         if begins:
-            self.alone = ""
+            self.alone, self.refused = "", False
             self.end_stream()
 
     def end_stream(self) -> None:
-        """Stop what the server writes. Its session, if there is one, holds all but the last token that came."""
+        """Stop what the server writes. Its session, if there is one, holds all but the last token that came.
+
+        Where none came, it may have gone back to what the request kept, or have seen nothing of the request.
+        """
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.close()
             self.session = stream.asked.session
-            self.agreed = min(max(self.agreed, stream.length - 1), len(self.tokens))
+            begun = stream.asked
+            held = stream.length - 1 if stream.length > len(begun.tokens) else min(self.agreed, begun.keep)
+            self.agreed = min(held, len(self.tokens))
 
     def close(self) -> None:
         self.end_stream()
@@ -195,7 +204,7 @@ class RemoteModel:
         every, kind = [*state.tokens, *state.rows], self._kind
         if count > 1 or (state.stream is not None and not state.stream.continues(every)):
             state.end_stream()
-        if count > 1 or kind.write is None:
+        if count > 1 or kind.write is None or state.refused:
             return None
         if kind.ask is not None and state.stream is None:
             drawn = state.sampling.get("temperature") and (state.switches or not kind.verifies)
@@ -214,6 +223,7 @@ class RemoteModel:
                 state.end_stream()
                 if isinstance(error, Late) or (begins and kind.ask is None):
                     raise
+                state.refused = isinstance(error, Refused) and error.status in _REFUSED
                 if begins:
                     return None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
 from edgedecode.errors import InputError
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.text.tokenizer import TextTokens
 from edgedecode.typed_json import JsonValue
 
@@ -84,7 +85,8 @@ def write_session(connection: Connection, begun: Begun) -> Generator[int]:
 
     Its first event names the session.
     """
-    sampling = {name: each for name, each in begun.sampling.items() if each and name != "penalty_window"}
+    usual = SamplingOptions().as_dict()  # also the server's; penalties need all tokens, and are refused before
+    sampling = {name: each for name, each in begun.sampling.items() if each != usual[name] and name != "penalty_window"}
     body = {**connection.named, **sampling, "seed": begun.seed, "write": min(begun.most, _MOST_IDS)}
 
     def opened(held: dict[str, object]) -> tuple[dict[str, Any], Generator[dict[str, JsonValue]]]:
@@ -96,13 +98,16 @@ def write_session(connection: Connection, begun: Begun) -> Generator[int]:
         begun.asked.session = str(first["session"])
         connection.answers(first["model"])
         for event in events:
-            yield from cast(list[int], event["ids"])
+            if not (ids := cast(list[int], event["ids"])):
+                raise LookupError("no ids")  # without end, they would keep the device waiting
+            yield from ids
 
 
 def write_ids(connection: Connection, begun: Begun) -> Generator[int]:
     """Ask for /completion as llama-server has it, whose ids are the device's.
 
-    It leaves out the ids with which a character is incomplete: they are those of the character, if as many are missing.
+    Greedy answers only, so that no seed is sent. It leaves out the ids with which a character is incomplete: they are
+    those of the character, if as many are missing.
     """
     options = {"n_predict": min(begun.most, _MOST_IDS), "return_tokens": True, "cache_prompt": True}
     body = {**begun.sampling, **options, "prompt": begun.asked.tokens}
@@ -142,7 +147,8 @@ class TokenStream:
 
     def __init__(self, connection: Connection, write: Write, begun: Begun, *, size: int) -> None:
         self._ids, self._connection, self._size = write(connection, begun), connection, size
-        self.asked, self._last, self.length = begun.asked, begun.asked.tokens[-1], len(begun.asked.tokens)
+        self.asked, self._last = begun.asked, begun.asked.tokens[-1]
+        self.length = len(begun.asked.tokens)
         """Of the tokens and of what came after them."""
 
     def continues(self, tokens: Sequence[int]) -> bool:

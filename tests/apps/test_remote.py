@@ -104,6 +104,62 @@ def test_where_the_servers_stream_breaks_rows_are_asked_for(server: Running, pai
     assert 1 < len(streamed) < 20
 
 
+@pytest.mark.parametrize("status", [0, 500, 400])
+def test_where_the_server_writes_nothing_its_session_holds_what_it_did(
+    status: int, server: Running, pair: Pair
+) -> None:
+    """A refused request is not made again in the same answer."""
+    asked: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return (status, b"") if body.get("write") else forwarded(server.port, path, body)
+
+    old = prompt_of(pair)
+    new = [*old[:4], *(each + 1 for each in reversed(old[4:-3]))]
+    with answering(answer) as url, remote(url) as device:
+        state: Any = device.target.new_state(200, rows=5)
+        device.target.forward(old, state, rows="last")
+        state.keep(range(len(old)))
+        state.crop(4)
+        state.streams, state.limit = True, 9
+        device.target.forward(new[4:-1], state, rows="none")
+        state.keep(range(len(new) - 5))
+        del asked[:]
+        for given in (new[-1:], [5], [6]):
+            own = pair.target.new_state(200)
+            every = [*state.tokens, *given]
+            wanted = pair.turn.run(lambda own=own, every=every: pair.target.forward(every, own).logits.argmax())
+            assert device.target.forward(given, state).logits.argmax() == wanted
+            state.keep(range(1))
+            own.close()
+        rows = [body for body in asked if not body.get("write")]
+        assert [(body["keep"], len(body["tokens"])) for body in rows] == [
+            (4, len(new) - 4),
+            (len(new), 1),
+            (len(new) + 1, 1),
+        ]
+        streamed = {body["keep"] for body in asked if body.get("write")}  # a connection that breaks repeats a request
+        assert len(streamed) == (1 if status == 400 else 3)
+        state.close()
+
+
+def test_options_of_sampling_that_are_zero_reach_the_server(server: Running, pair: Pair) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return forwarded(server.port, path, body)
+
+    sampling = replace(WARM, xtc_probability=0.5, xtc_threshold=0.0, mirostat_eta=0.0)
+    with answering(answer) as url, remote(url) as device:
+        wanted = text_of(pair, sampling=sampling, drafter="none")
+        assert text_of(device, sampling=sampling, drafter="none") == wanted
+    (written,) = (body for body in asked if body.get("write"))
+    assert (written["xtc_threshold"], written["mirostat_eta"]) == (0, 0)
+    assert "dry_base" not in written
+
+
 def test_drafts_and_the_servers_stream_share_a_session(server: Running, pair: Pair) -> None:
     """Switching drafts off and on again makes the server read nothing twice."""
     asked: list[dict[str, Any]] = []

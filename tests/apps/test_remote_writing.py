@@ -172,6 +172,21 @@ def test_garbage_in_a_stream_is_told(events: bytes, said: str) -> None:
         text_of(device)
 
 
+def test_a_stream_of_no_ids_ends(server: Running, pair: Pair) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if body.get("write"):
+            return 200, b'{"session": "s", "model": "demo"}\n' + b'{"ids": []}\n' * 9
+        return forwarded(server.port, path, body)
+
+    with answering(answer) as url, remote(url) as device:
+        state: Any = device.target.new_state(200)
+        state.streams = True
+        tokens = pair.tokenizer.encode(STORY)
+        assert device.target.forward(tokens, state).logits.shape[0] == 1
+        assert state.stream is None
+        state.close()
+
+
 def test_a_llama_server_without_any_probabilities_is_given_up(pair: Pair) -> None:
     asked: list[str] = []
 
