@@ -41,7 +41,7 @@ _POSTED: Mapping[str, tuple[str, type, Any, str]] = {
     "/api/chat": ("Answer a conversation, in Ollama's form", OllamaChatBody, None, _LINES),
     "/api/generate": ("Answer or continue a text, in Ollama's form", GenerateBody, None, _LINES),
     "/v1/embeddings": ("Embed texts", EmbeddingBody, EmbeddingList, ""),
-    "/v1/verify": ("Verify a device's drafts, with --verify-drafts", VerifyBody, Verified, ""),
+    "/v1/verify": ("Verify a device's drafts, with --verify-drafts", VerifyBody, Verified, _LINES),
     "/api/embed": ("Embed texts, in Ollama's form", EmbedBody, None, ""),
     "/api/embeddings": ("Embed a text, in Ollama's older form", EmbedBody, None, ""),
     "/api/delete": ("Remove a pulled model, in Ollama's form", ShowBody, None, ""),

@@ -198,6 +198,7 @@ class Service:
 
     def halt(self) -> None:
         """Stop the answers that run: the server closes."""
+        self.states.halted = True
         for running in self._answers:
             running.halt(Busy(CLOSING))
 

@@ -112,6 +112,28 @@ def test_a_request_ends_what_its_session_is_writing(pair: Pair) -> None:
         wait_for(lambda: not running.service.places.running)
 
 
+def test_what_is_written_has_the_time_of_answers_when_the_server_closes(pair: Pair) -> None:
+    with Running(pair, verifies=True, options=SessionOptions(context=600)) as running:
+        for most, halts in ((60, False), (500, True)):
+            connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+            connection.request("POST", PATH, json.dumps({"tokens": prompt_of(pair), "write": most}), JSON)
+            reply = connection.getresponse()
+            assert [*json.loads(reply.readline())] == ["session", "model"]
+            assert len(json.loads(reply.readline())["ids"]) == 1
+            running.service.places.closing = True
+            if halts:
+                running.service.halt()
+            rest = [json.loads(line) for line in reply.read().splitlines()]
+            connection.close()
+            if halts:
+                assert rest[-1] == {"error": "the server is closing"}
+            else:
+                assert len(rest) == most - 1
+                assert all(each["ids"] for each in rest)
+            running.service.places.closing = False
+        wait_for(lambda: not running.service.places.running)
+
+
 def test_unknown_sessions_are_lost(server: Running, pair: Pair) -> None:
     found = server.answer({"tokens": [5, 6, 7]}, PATH)
     server.refuses(
@@ -133,6 +155,8 @@ def test_unknown_sessions_are_lost(server: Running, pair: Pair) -> None:
         ({"tokens": [5], "rows": 2}, "rows is 2 of 1 tokens"),
         ({"tokens": [5], "write": -1}, "write"),
         ({"tokens": [5], "write": 1, "temperature": 3}, "temperature"),
+        ({"tokens": [5], "temperature": 1}, "temperature has no effect without write"),
+        ({"tokens": [5], "seed": 0}, "seed has no effect without write"),
         ({"tokens": [5] * 99, "rows": MOST_ROWS + 1}, "rows"),
         ({"tokens": [5], "top": 65}, "top"),
         ({"tokens": [5], "keep": 3}, "keep is 3, and a new session has no tokens"),

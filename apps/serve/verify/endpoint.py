@@ -50,6 +50,10 @@ class VerifyBody(SamplingBody, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
+_DRAWING = (*SamplingBody.__struct_fields__, "seed")
+"""Fields that only what is written depends on."""
+
+
 class Verified(Struct):
     """ids: for each row, the likeliest tokens. gaps: how far the logits of all but the first are below it, as exact as
     float32. logprobs: of each row's first token, in nats; those of the others are that less the gap.
@@ -72,6 +76,8 @@ class VerifyEndpoint:
         check_fields(value, body)
         if body.rows > len(body.tokens):
             raise InputError(f"rows is {body.rows} of {len(body.tokens)} tokens: give as many or fewer")
+        if not body.write and (vain := [name for name in _DRAWING if value.get(name) is not None]):
+            raise InputError(f"{vain[0]} has no effect without write: leave it out")
         if body.session is None and body.keep:
             raise InputError(f"keep is {body.keep}, and a new session has no tokens: give 0")
         found, key = await self._models.find(body.model or "", exact=False), request.scope["key"]
@@ -120,8 +126,11 @@ class VerifyEndpoint:
         def told(ids: Sequence[int]) -> bool:
             if ids:
                 loop.call_soon_threadsafe(parts.put_nowait, ids)
-            _check_open(service.places)
-            return not unwanted.is_set()
+            if unwanted.is_set():
+                return False
+            if service.states.halted:
+                raise Busy(CLOSING)
+            return True
 
         write = partial(
             service.states.write,
@@ -149,9 +158,13 @@ class VerifyEndpoint:
         async def left() -> None:
             unwanted.set()  # another request may have the state by now
             await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()  # nobody else may have asked for it
 
         stack.push_async_callback(left)
-        return EventStream(lines(), stack.pop_all(), media_type="application/x-ndjson", readers=self._readers)
+        needed, leaving = stack.pop_all(), AsyncExitStack()
+        leaving.push_async_callback(lambda: asyncio.shield(needed.aclose()))  # the place is taken until the work ends
+        return EventStream(lines(), leaving, media_type="application/x-ndjson", readers=self._readers)
 
     async def _held(self, body: VerifyBody, service: Service, *, key: int) -> Held:
         """Return the request's state; sessions and models that nobody needs make room for a new one. Raises Lost."""

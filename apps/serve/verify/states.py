@@ -24,6 +24,7 @@ from edgedecode.sessions.memory_plan import sampling_holder
 MOST_ROWS = 17
 """Rows of logits of a request, which a state plans memory for: the longest draft of a scheduler, and one."""
 _ENDED = object()
+"""What `next` returns after the last round: whatever a round yields is another object."""
 _MOST = 8
 """States that are kept between requests; the budget may hold fewer."""
 
@@ -62,6 +63,8 @@ class VerifyStates:
         self._pair = pair
         self._every: list[Held] = []
         self._written: dict[str, tuple[Held, asyncio.Future[None], Event]] = {}
+        self.halted = False
+        """Whether nothing is written any more: the server closes, and its answers had their time to end."""
 
     def open(self, *, capacity: int, key: int) -> Held:
         """Return a new state. Raises BudgetExceeded, and CapabilityError for a model that cannot drop rows."""
@@ -104,8 +107,8 @@ class VerifyStates:
 
     @property
     def full(self) -> bool:
-        """Whether as many are kept as may be."""
-        return len(self._every) >= _MOST
+        """Whether as many are kept as may be, with those that are being written in."""
+        return len(self._every) + len(self._written) >= _MOST
 
     def oldest(self) -> Callable[[], None] | None:
         """Take the state that was used longest ago, and return what closes it."""
