@@ -14,6 +14,8 @@ from edgedecode.decoding.policy import WHOLE, FixedLength, Plan, Policy, RoundCo
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from tests.toys import GREEDY
 
 Accepts = Callable[[int], bool]
@@ -177,6 +179,12 @@ class _Recorded:
         self._record.calls.append(cost)
         self._record.scores.append(tuple(scores))
         self._policy.observe(cost, scores)
+
+
+def scheduler(experience: Experience | None = None, **options: int) -> Scheduler:
+    return Scheduler(
+        free=["free"], models=["model"], experience=experience, options=SchedulerOptions(**options) if options else None
+    )
 
 
 def simulate(

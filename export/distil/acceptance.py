@@ -43,7 +43,7 @@ class Acceptance:
             while place < len(accepted):
                 place += 1 + min(accepted[place], index + 1)
                 made.rounds[index] += 1
-            made.emitted[index] = place
+            made.emitted[index] = min(place, len(accepted))  # the answer may end within the last round
         return made
 
     @property

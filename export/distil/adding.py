@@ -86,8 +86,9 @@ def add_if_better(
 
 @contextmanager
 def pack_copy(root: Path, folder: Path) -> Iterator[Path]:
-    """Yield a copy of the pack in the folder, of the same files where the disk allows it. Those left there go."""
-    for left in folder.glob(f"{TRIAL}*"):  # by a process that was killed
+    """Yield a copy of the pack in the folder, of the same files where the disk allows it. Copies that killed
+    processes left there are removed."""
+    for left in folder.glob(f"{TRIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=TRIAL, dir=folder) as place:
         trial = Path(place)

@@ -42,7 +42,7 @@ from .kinds.head_kind import HeadKind
 from .kinds.kind import TRIAL, Kind, Started
 from .labels import Labels, labelled, use_only, write_labels
 from .plan import DistilPlan, distil_plan
-from .speed import TIMED, TOKENS, Best, RoundCosts, round_costs
+from .speed import TIMED_TEXTS, TOKENS, Best, RoundCosts, round_costs
 from .target_weights import TargetWeights
 from .texts import (
     CONTEXT,
@@ -73,7 +73,7 @@ _TARGET_COPIES = 2
 """Of the target's weights, in the memory that it takes."""
 _MOST_HELD_OUT = 64
 """Prompts of given answers."""
-_TIMED = 7
+_TIMED_BATCHES = 7
 """Batches by whose median time the number of steps is decided: the first take longer."""
 _KINDS: Mapping[str, Callable[[Path, Path | None], Kind]] = {"head": HeadKind, "draft": DraftKind}
 _TEXTS, _LABELS, _TRAINING, _OPTIONS = "texts.jsonl", "labels.bin", "training.pt", "distil.json"
@@ -308,6 +308,7 @@ class Distillation:
         held = {index: text.kind for index, text in enumerate(texts) if text.held_out}
         trained = [index for index in range(len(texts)) if index not in held]
         started = self.kind.start(target, [texts[index] for index in trained])
+        costs = self._round_costs(started, [texts[index] for index in held])
         network, table = started.network, started.table
         batches = Batches(labels, started.ids, vocabulary_size=target.rows)
         training = Training(network, table, batches, trained)
@@ -315,11 +316,10 @@ class Distillation:
             training.load(checkpoint)
         else:
             epoch = batches.epoch(trained, seed=0)
-            training.plan(epoch[:_TIMED])
+            training.plan(epoch[:_TIMED_BATCHES])
             training.steps = (EPOCHS if self._minutes == inf else MOST_EPOCHS) * len(epoch)
             training.steps = max(1, training.steps_in(self._until(TRAINING_SHARE) - monotonic()))
             training.save(checkpoint)
-        costs = self._round_costs(started, [texts[index] for index in held])
         left = training.seconds_of(training.steps)
         notice(f"the training takes {counted(training.steps - training.done, 'step')}, about {left / 60:.0f} minutes")
         in_step = sum(len(texts[index].tokens) for index in trained) / len(batches.epoch(trained, seed=0))
@@ -357,13 +357,14 @@ class Distillation:
         return costs
 
     def _round_costs(self, started: Started, texts: Sequence[Text]) -> RoundCosts:
-        """Time rounds with what is trained in a copy of the pack: they take the same time before it has learnt."""
-        root, out, drafter = self._request.root, self._request.out, self.kind.drafter
+        """Time rounds of a copy of the pack, with what is to be trained: its rounds take nearly the same afterwards."""
+        root, out, adapter = self._request.root, self._request.out, self._request.adapter
         with pack_copy(root, out) as trial, TemporaryDirectory(prefix=TRIAL, dir=out) as place:
             self.kind.write(Path(place), started)
             self.kind.add(trial, Path(place), self._stages)
-            with self._stages.stage("timing rounds", min(TIMED, len(texts))) as advance:
-                return round_costs(trial, texts, drafter=drafter, adapter=self._request.adapter, advance=advance)
+            with self._stages.stage("timing rounds", min(TIMED_TEXTS, len(texts))) as advance:
+                drafter, minutes = self.kind.drafter, self._minutes
+                return round_costs(trial, texts, drafter=drafter, adapter=adapter, minutes=minutes, advance=advance)
 
 
 def _sizes(texts: Sequence[Text]) -> tuple[int, int]:

@@ -57,11 +57,12 @@ def distil_plan(
     disk = (
         positions * (label_type(needs.width).itemsize + _TEXT_NBYTES)
         + 2 * (_COPIES - 1) * _FLOAT * parameters  # the old state is there until the new one is written
-        + _HALF * (parameters + (1 if needs.width else 2) * table)
+        + 3 * _HALF * (parameters + (1 if needs.width else 2) * table)  # the best, and one in a pack's copy
         + made_nbytes
         + _SMALL_NBYTES
     )
-    return DistilPlan(tokens, _LIBRARIES_NBYTES + max(target_nbytes, training), disk)
+    timing = _FLOAT * (parameters + table) * (1 if needs.width else 3)  # a draft model's export has its own copies
+    return DistilPlan(tokens, _LIBRARIES_NBYTES + max(target_nbytes + timing, training), disk)
 
 
 def _position(needs: Needs) -> int:

@@ -17,8 +17,10 @@ from .texts import Lengths, Text
 TOKENS = 96
 _WARM_UP = 3
 """Texts by which the scheduler learns costs and acceptance first."""
-TIMED, _LEAST_TIMED, _MOST_SECONDS = 12, 2, 40.0
-"""Texts by which rounds are timed, fewer where that takes longer than these seconds."""
+TIMED_TEXTS, _LEAST_TIMED, _MOST_SECONDS, _SHARE = 12, 2, 40.0, 0.1
+"""Texts by which rounds are timed, fewer where that takes longer than these seconds, or this share of the minutes."""
+_FIRST = 8
+"""Tokens of an answer that is not timed, for what a process does once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +49,31 @@ class Best:
 
 
 def round_costs(
-    root: Path, texts: Sequence[Text], *, drafter: str, adapter: str | None, advance: Callable[[int], None]
+    root: Path,
+    texts: Sequence[Text],
+    *,
+    drafter: str,
+    adapter: str | None,
+    minutes: float,
+    advance: Callable[[int], None],
 ) -> RoundCosts:
-    """Time rounds without drafts and with this drafter's, in turns. Raises InputError for texts without answers."""
+    """Time rounds without drafts and with this drafter's, in turns. minutes: of the whole work.
+
+    Raises InputError for texts without answers.
+    """
+    until = monotonic() + min(_MOST_SECONDS, 60 * minutes * _SHARE)
     with _opened(root, adapter) as pair:
         lengths = [_options(pair, drafter, adapter=adapter, draft_max=draft) for draft in range(1, DEPTH + 1)]
         options = [_options(pair, "none", adapter=adapter), *lengths]
         for each in options:
-            _answer(pair, texts[0], each)
-        timed, until = list[list[float]](), monotonic() + _MOST_SECONDS
-        for text in texts[:TIMED]:
+            _answer(pair, texts[0], each, most=_FIRST)
+        timed = list[list[float]]()
+        for text in texts:
             answers = [_answer(pair, text, each) for each in options]
             if all(each.rounds > 1 for each in answers):
                 timed.append([each.seconds / (each.rounds - 1) for each in answers])  # timed from the first token
-            advance(1)
-            if len(timed) >= _LEAST_TIMED and monotonic() > until:
+                advance(1)
+            if len(timed) == TIMED_TEXTS or (len(timed) >= _LEAST_TIMED and monotonic() > until):
                 break
     if not timed:
         raise InputError("the target ends its held-out answers at once, which leaves no rounds: give other prompts")
@@ -112,11 +124,11 @@ class _Answer(NamedTuple):
     rounds: int
 
 
-def _answer(pair: Pair, text: Text, options: SessionOptions) -> _Answer:
+def _answer(pair: Pair, text: Text, options: SessionOptions, *, most: int = TOKENS) -> _Answer:
     """Return a greedy answer."""
     with pair.session(options) as session:
         started, tokens = 0.0, list[int]()
-        for chunk in session.complete(text.prompt, max_tokens=TOKENS):
+        for chunk in session.complete(text.prompt, max_tokens=most):
             started = started or perf_counter()
             tokens += chunk.tokens
         return _Answer(tuple(tokens), perf_counter() - started, session.stats.rounds)

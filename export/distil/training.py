@@ -145,7 +145,7 @@ class Training:
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             for name in _KEPT:
-                setattr(self, name, state.get(name, getattr(self, name)))
+                setattr(self, name, state[name])
         except Exception as error:  # torch's errors share no base class
             raise ExportError(
                 f"{path} is damaged ({type(error).__name__}): remove it to train from the texts"

@@ -136,17 +136,11 @@ class EmbeddingEndpoints:
         size = service.pair.manifest.models["target"].hidden_size
         if dimensions and dimensions != size:
             raise InputError(f"dimensions is {dimensions}: this model's embeddings have {size}, and are not shortened")
-        await service.places.take()
-        service.places.running += 1
-        try:
+        async with service.places.taken():
             if service.pair not in self._last:
                 self._last[service.pair] = await asyncio.to_thread(by_last_token, service.pair)
             last = self._last[service.pair]
             return [await _one(service, text, last=last, truncates=truncates) for text in texts]
-        finally:
-            service.places.running -= 1
-            service.places.leave()
-            await service.places.announce()
 
 
 async def _one(service: Service, text: Prompt, *, last: bool, truncates: bool) -> Embedded:

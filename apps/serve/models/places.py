@@ -1,8 +1,8 @@
 """The places of answers that run at a time, over all models of a server, and the queue for them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 
 from edgedecode import EdgeDecodeError
@@ -55,6 +55,18 @@ class Places:
         if self.closing:
             self._slots.release()
             raise Busy(CLOSING)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Run in a place of an answer. Raises Busy."""
+        await self.take()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.leave()
+            await self.announce()
 
     def leave(self) -> None:
         """Free a place."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from gzip import compress
 from threading import Event
@@ -37,7 +37,8 @@ MOST_TOP = 64
 class VerifyBody(SamplingBody, frozen=True, kw_only=True):
     """The body of /v1/verify. session: of the reply before; without it, a new one begins. tokens: those that come after
     the first `keep` ones of it. rows: how many of the last tokens to tell the following ones of, the likeliest `top`.
-    write: go on after the tokens instead, with so many at most, as the fields of sampling and the seed say.
+    write: the most tokens to generate after them; above 0, the reply is a stream of these instead of rows. The seed and
+    the fields of sampling are for it.
     """
 
     tokens: Annotated[list[int], Meta(min_length=1, max_length=_MOST_TOKENS)]
@@ -90,7 +91,7 @@ class VerifyEndpoint:
                 raise InputError(f"tokens has {wrong[0]}, which is no token's id: 0 to {size - 1}")
             if body.session is not None:
                 await service.states.stop(body.session, key=key)
-            await stack.enter_async_context(_placed(service.places))
+            await stack.enter_async_context(service.places.taken())
             if body.write:
                 return await self._written(body, service, found.pack, stack, key=key)
             reply = JsonResponse(await self._verified(body, service, found.pack, key=key))
@@ -179,19 +180,6 @@ class VerifyEndpoint:
             except BudgetExceeded:
                 if not (await service.drop_session() or await service.places.find_room()):
                     raise
-
-
-@asynccontextmanager
-async def _placed(places: Places) -> AsyncIterator[None]:
-    """Run in a place of an answer, so that all requests have the same limits."""
-    await places.take()
-    places.running += 1
-    try:
-        yield
-    finally:
-        places.running -= 1
-        places.leave()
-        await places.announce()
 
 
 def _check_open(places: Places) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from edgedecode.arrays import IntArray
 from edgedecode.errors import ExportError
+from edgedecode.pack.entries import DRAFT, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.token_map import write_token_ids
+from edgedecode.sessions.draft_models import FULL
 
 from ...frameworks import require_frameworks
 from ...stages import Stages
@@ -31,7 +33,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class DraftKind:
     """A draft model for the pack at `root`. init: an earlier one's folder."""
 
-    drafter = "model"
+    drafter = FULL
     taps: tuple[int, ...] = ()
 
     def __init__(self, root: Path, init: Path | None) -> None:
@@ -81,6 +83,7 @@ class DraftKind:
         from .draft_pack import add_draft
 
         add_draft(root, folder, stages)
+        self.drafter = TRIM if Manifest.load(root).models[DRAFT].trimmed else FULL
 
     def _earlier(self, folder: Path, target: TargetWeights, ids: IntArray) -> Started:
         """Return the model of a folder, written here or elsewhere: with its own ids if it names some."""

@@ -11,7 +11,7 @@ import torch
 
 from edgedecode.errors import ExportError
 from edgedecode.export.distil import training
-from edgedecode.export.distil.acceptance import MOST_DEPTH, Trend, measure
+from edgedecode.export.distil.acceptance import MOST_DEPTH, Acceptance, Trend, measure
 from edgedecode.export.distil.batches import Batch
 from edgedecode.export.distil.kinds.head_network import HeadNetwork, HeadSizes
 from edgedecode.export.distil.top_loss import TopLoss
@@ -114,8 +114,8 @@ def test_acceptance_counts_drafts_whose_tokens_are_all_the_likeliest() -> None:
     found = measure(made, table, One(), {0: "code", 1: "math"})
     for text, kind in enumerate(("code", "math")):
         starts = given.trained[text].nonzero().flatten().tolist()
-        reached = [0] * MOST_DEPTH
-        for start in starts:
+        reached, accepted = [0] * MOST_DEPTH, [0] * len(starts)
+        for index, start in enumerate(starts):
             for depth in range(MOST_DEPTH):
                 place = start + depth
                 if place >= POSITIONS or not given.trained[text, place]:
@@ -123,6 +123,8 @@ def test_acceptance_counts_drafts_whose_tokens_are_all_the_likeliest() -> None:
                 if guesses[depth, text, place] != given.rows[text, place, 0]:
                     break
                 reached[depth] += 1
+                accepted[index] += 1
+        assert found[kind] == Acceptance.of(accepted)
         assert found[kind].begun == len(starts)
         assert found[kind].reached == reached
 
