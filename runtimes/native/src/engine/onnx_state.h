@@ -77,7 +77,7 @@ class OnnxState : public State {
   Lease lease_;
   bool open_ = false;  // the model counts its rows
   int length_ = 0, pending_ = 0;
-  Zeros cache_;                 // [caches, KV heads, slots, size]; keys in tiles, [slots / 16, size, 16]
+  Zeros cache_;  // [caches, KV heads, slots, size]; keys in tiles, [slots / 16, size, 16]
   std::unique_ptr<Recurrence> recurrence_;
   std::unique_ptr<FeatureRows> features_;
   std::unique_ptr<Binding> binding_;

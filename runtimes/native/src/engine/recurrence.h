@@ -44,8 +44,8 @@ class Recurrence {
   std::map<int, Floats> snapshots_;  // by position
   std::vector<Floats> free_;
   std::vector<int32_t> bound_;  // the slot of a pass's first row, then those of accepted rows
-  int base_ = 0;                // the position that all states have, unless a pass has failed since
-  int accepted_ = 0;            // settled rows from there on, in the first slots
+  int base_ = 0;  // the position that all states have, unless a pass has failed since
+  int accepted_ = 0;  // settled rows from there on, in the first slots
   int before_ = 0;                 // pending rows in front of slot 0: states have them
   int next_ = 0;
   bool failed_ = false;  // a pass did, or was not noted: the next rollback goes to a snapshot
